@@ -1,0 +1,80 @@
+"""Resilience for LLM calls: policies at the ASGI door, the HTTP client door and around any callable."""
+
+from resilient_llm.call import Call, CallNext, Policy, Profile, Target
+from resilient_llm.context import ambient
+from resilient_llm.core.backoff import Backoff
+from resilient_llm.core.circuit_state import CircuitState
+from resilient_llm.core.quota import LimitLevel
+from resilient_llm.errors import (
+    AttemptError,
+    BulkheadFullError,
+    CircuitOpenError,
+    ConcurrencyLimitError,
+    ConfigurationError,
+    CostExceedsCapacityError,
+    DeadlineExceededError,
+    EventLoopError,
+    RateLimitedError,
+    RejectedError,
+    ResilientLLMError,
+    UnknownTenantError,
+)
+from resilient_llm.message import Reply, Request
+from resilient_llm.outcome import Outcome, Scope, Usage, Verdict
+from resilient_llm.pipeline import Pipeline, PipelineDescription, PolicyDescription
+from resilient_llm.policies import (
+    Bulkhead,
+    CircuitBreaker,
+    ConcurrencyLimit,
+    Deadline,
+    Limit,
+    RateLimit,
+    Retry,
+    TokenEstimate,
+)
+from resilient_llm.telemetry import Telemetry
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AttemptError",
+    "Backoff",
+    "Bulkhead",
+    "BulkheadFullError",
+    "Call",
+    "CallNext",
+    "CircuitBreaker",
+    "CircuitOpenError",
+    "CircuitState",
+    "ConcurrencyLimit",
+    "ConcurrencyLimitError",
+    "ConfigurationError",
+    "CostExceedsCapacityError",
+    "Deadline",
+    "DeadlineExceededError",
+    "EventLoopError",
+    "Limit",
+    "LimitLevel",
+    "Outcome",
+    "Pipeline",
+    "PipelineDescription",
+    "Policy",
+    "PolicyDescription",
+    "Profile",
+    "RateLimit",
+    "RateLimitedError",
+    "RejectedError",
+    "Reply",
+    "Request",
+    "ResilientLLMError",
+    "Retry",
+    "Scope",
+    "Target",
+    "Telemetry",
+    "TokenEstimate",
+    "UnknownTenantError",
+    "Usage",
+    "Verdict",
+    "__version__",
+    "ambient",
+]

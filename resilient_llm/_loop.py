@@ -1,0 +1,138 @@
+"""Which event loop is running, and how to hand it work from elsewhere.
+
+State that belongs to one event loop (queues, permits, circuits) checks here that it is still used
+from that loop; finalisers and other threads post their work here instead of touching that state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import anyio
+
+from resilient_llm.errors import EventLoopError
+
+if TYPE_CHECKING:
+    import trio.lowlevel
+
+__all__ = ["EventLoop", "LoopBound"]
+
+
+class EventLoop:
+    """Stand for one running event loop, asyncio's or trio's."""
+
+    __slots__ = ("__weakref__", "_loop", "thread", "time")
+
+    time: Callable[[], float]
+    """The clock of `anyio.current_time()`; it also works in callbacks that run outside any task."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop | trio.lowlevel.TrioToken) -> None:
+        self._loop = loop
+        self.thread = threading.get_ident()
+        self.time = loop.time if isinstance(loop, asyncio.AbstractEventLoop) else anyio.current_time
+
+    @staticmethod
+    def running() -> object:
+        """Give the running loop's identity (an asyncio loop or a trio token).
+
+        Raises `RuntimeError` when no event loop is running in this thread.
+        """
+        try:
+            return asyncio.get_running_loop()
+        except RuntimeError:
+            trio = sys.modules.get("trio")
+            if trio is None:
+                raise
+            token: object = trio.lowlevel.current_trio_token()
+            return token
+
+    @classmethod
+    def current(cls) -> EventLoop:
+        """Give the one handle there is on the running loop."""
+        running = cls.running()
+        handle = _handles.get(running)
+        if handle is None:
+            handle = _handles[running] = cls(running)  # type: ignore[arg-type]
+        return handle
+
+    def here(self) -> bool:
+        """Tell whether this is the thread the loop runs in."""
+        return threading.get_ident() == self.thread
+
+    def post(self, callback: Callable[[], None]) -> None:
+        """Run `callback` soon in the loop, from any thread; at once when the loop has ended."""
+        try:
+            if isinstance(self._loop, asyncio.AbstractEventLoop):
+                self._loop.call_soon_threadsafe(callback)
+            else:
+                self._loop.run_sync_soon(callback)
+        except RuntimeError:  # closed (asyncio) or finished (trio's RunFinishedError is one)
+            self.time = _stopped
+            callback()  # nobody else is left to meet here
+
+    def is_alive(self) -> bool:
+        """Tell whether the loop is still running."""
+        if isinstance(self._loop, asyncio.AbstractEventLoop):
+            return self._loop.is_running() and not self._loop.is_closed()
+        try:
+            self._loop.run_sync_soon(_nothing)
+        except RuntimeError:
+            return False
+        return True
+
+
+_handles: WeakKeyDictionary[object, EventLoop] = WeakKeyDictionary()
+
+
+def _stopped() -> float:
+    """Give the time of a clock that has gone with its loop."""
+    return 0.0
+
+
+def _nothing() -> None:
+    """Do nothing; a loop that can still be told to is alive."""
+
+
+class LoopBound:
+    """Keep state with the event loop it belongs to.
+
+    The first use binds it. A later loop takes over when the first has ended, and `reset` is called,
+    since waiters and clocks of the old one mean nothing there; while the first still runs, or in
+    a forked child, use from another loop raises `EventLoopError`.
+    """
+
+    __slots__ = ("_loop", "_name", "_reset", "_running")
+
+    def __init__(self, name: str, reset: Callable[[], None]) -> None:
+        self._name = name
+        self._reset = reset
+        self._loop: EventLoop | None = None
+        self._running: object = None
+
+    def bind(self, known: EventLoop | None = None) -> EventLoop:
+        """Give the loop this state belongs to; it is the running one, which the caller may know already."""
+        loop = self._loop
+        if loop is not None:
+            if loop is known:
+                return loop
+            try:
+                running: object = asyncio.get_running_loop()
+            except RuntimeError:
+                running = EventLoop.running()
+            if running is self._running:
+                return loop
+            if loop.is_alive():
+                msg = (
+                    f"{self._name} is in use by another event loop that is still running "
+                    "(or was carried over a fork); make one per event loop, after the fork"
+                )
+                raise EventLoopError(msg)
+            self._reset()
+        self._running = EventLoop.running()
+        self._loop = loop = EventLoop.current()
+        return loop

@@ -1,0 +1,120 @@
+"""A ready LLM client for an app's handlers, made once and closed at shutdown.
+
+Only wiring: what its policies do is the client door's, and whose calls they are the context says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+
+import httpx
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from resilient_llm.errors import ConfigurationError
+from resilient_llm.httpx import ResilientTransport
+
+if TYPE_CHECKING:
+    import httpx2
+
+    from resilient_llm.call import Policy
+    from resilient_llm.client import OnRejection
+    from resilient_llm.httpx2 import ResilientTransport as ResilientTransport2
+    from resilient_llm.telemetry import Telemetry
+
+__all__ = ["LLMMiddleware"]
+
+Transport: TypeAlias = "httpx.AsyncBaseTransport | httpx2.AsyncBaseTransport"
+Resilient: TypeAlias = "ResilientTransport | ResilientTransport2"
+
+
+class LLMMiddleware:
+    """Put a client whose calls go through `policies` into `request.state`.
+
+    `transport` is an async transport of httpx or httpx2, which decides the library; without one, a new
+    transport of `library` is made. `client` makes what handlers get from the transport with the policies
+    around it: by default an `AsyncClient` of that library; a function such as
+    `lambda transport: AsyncOpenAI(http_client=httpx2.AsyncClient(transport=transport))` gives them an SDK.
+    It is made at the first request and lies under `request.state.<state_name>`; the transport is closed when
+    the app has shut down.
+
+    Raises `ConfigurationError` and `TypeError` for options that cannot work, `ImportError` where httpx2 is
+    asked for and not installed.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        transport: Transport | None = None,
+        policies: Sequence[Policy] = (),
+        client: Callable[[Resilient], object] | None = None,
+        library: Literal["httpx", "httpx2"] = "httpx",
+        state_name: str = "llm",
+        on_rejection: OnRejection = "respond",
+        name: str = "client",
+        telemetry: Telemetry | None = None,
+    ) -> None:
+        if not state_name.isidentifier():
+            msg = f"state_name={state_name!r}: allowed are names that can follow `request.state.`"
+            raise ConfigurationError(msg)
+        if library not in ("httpx", "httpx2"):
+            msg = f"library={library!r}: allowed are 'httpx' and 'httpx2'"
+            raise ConfigurationError(msg)
+        self.app = app
+        self._state_name = state_name
+        self._client: object = None
+        self._make = client
+        self._transport: Resilient
+        if library == "httpx" if transport is None else isinstance(transport, httpx.AsyncBaseTransport):
+            self._transport = ResilientTransport(
+                cast("httpx.AsyncBaseTransport | None", transport),
+                policies=policies,
+                on_rejection=on_rejection,
+                name=name,
+                telemetry=telemetry,
+            )
+        else:
+            from resilient_llm.httpx2 import ResilientTransport as ResilientTransport2  # noqa: PLC0415 - an extra
+
+            self._transport = ResilientTransport2(
+                cast("httpx2.AsyncBaseTransport | None", transport),
+                policies=policies,
+                on_rejection=on_rejection,
+                name=name,
+                telemetry=telemetry,
+            )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hand the client to a request, and close its transport after the app's shutdown."""
+        if scope["type"] in ("http", "websocket"):
+            scope.setdefault("state", {})[self._state_name] = self._ready()
+            await self.app(scope, receive, send)
+        elif scope["type"] == "lifespan":
+            await self.app(scope, receive, self._closing(send))
+        else:
+            await self.app(scope, receive, send)
+
+    def _ready(self) -> object:
+        if self._client is None:
+            self._client = (
+                _async_client(self._transport) if self._make is None else self._make(self._transport)
+            )
+        return self._client
+
+    def _closing(self, send: Send) -> Send:
+        async def after_shutdown(message: Message) -> None:
+            if message["type"] in ("lifespan.shutdown.complete", "lifespan.shutdown.failed"):
+                self._client = None
+                await self._transport.aclose()
+            await send(message)
+
+        return after_shutdown
+
+
+def _async_client(transport: Resilient) -> object:
+    if isinstance(transport, httpx.AsyncBaseTransport):
+        return httpx.AsyncClient(transport=transport)
+    import httpx2  # noqa: PLC0415 - an extra
+
+    return httpx2.AsyncClient(transport=transport)

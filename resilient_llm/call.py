@@ -1,0 +1,302 @@
+"""One logical LLM call, its attempts, and their lifetimes.
+
+A `Call` says what is asked, for whom and until when, and holds what must be undone when it ends.
+No policy decides anything in here.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+import anyio
+
+from resilient_llm.errors import AttemptError, DeadlineExceededError, RejectedError
+from resilient_llm.outcome import CANCELLED, DEADLINE_EXCEEDED, Outcome, Scope, Verdict
+
+if TYPE_CHECKING:
+    from resilient_llm._loop import EventLoop
+    from resilient_llm.message import Reply, Request
+    from resilient_llm.telemetry import CallTelemetry
+
+__all__ = ["Call", "CallNext", "Finish", "Policy", "Profile", "Target", "outcome_of"]
+
+logger = logging.getLogger("resilient_llm")
+
+Finish: TypeAlias = Callable[[Outcome], Awaitable[None] | None]
+"""What a policy registers with `Call.on_finish`; it may return something to await."""
+
+CallNext: TypeAlias = Callable[["Call"], Awaitable["Reply"]]
+"""The rest of the pipeline, as a policy sees it."""
+
+_CLEANUP_TIMEOUT = 5.0
+
+
+class Policy(Protocol):
+    """Decide about a call on its way in and out.
+
+    A policy admits or refuses, registers what must be undone with `call.on_finish`, then awaits
+    `call_next(call)`. A failed attempt comes back as an `AttemptError`, a success as a `Reply`.
+    """
+
+    async def __call__(self, call: Call, call_next: CallNext) -> Reply:
+        """Await `call_next(call)`, or raise a `RejectedError`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """What a request asks for, as its provider's dialect reads it."""
+
+    provider: str = "unknown"
+    operation: str = "request"
+    model: str | None = None
+    stream: bool = False
+    repeat_safe: bool = True
+    """Whether carrying it out twice does no harm beyond its price."""
+    idempotency_header: bytes | None = None
+    """The header with which the provider recognises a repeated request, where it does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """One deployment that can answer."""
+
+    name: str
+    address: str = ""
+    port: int | None = None
+
+
+class Call:
+    """One logical LLM call, or one attempt of it (then `parent` is the call).
+
+    `deadline` is on `anyio.current_time()`'s clock. An attempt's `number` counts from 1; a call's is 0.
+    """
+
+    # Defaults live on the class: most calls never set most of these, and calls are made for every request.
+    parent: Call | None = None
+    number: int = 0
+    reason: str = "initial"
+    """Why an attempt is made: initial, retry, hedge or fallback."""
+    outcome: Outcome | None = None
+    first_content: float | None = None
+    """Seconds from `started` to the first content of the reply, once it came."""
+    first_chunk: float | None = None
+    """When the first bytes of the reply's body came, on `anyio.current_time()`'s clock."""
+    attempts: int = 0
+    retries: int = 0
+    exhausted: bool = False
+    """Whether a policy that owns retries gave up on the last failure."""
+    hedges: int = 0
+    fallbacks: int = 0
+    retry_delay: float = 0.0
+    wait_time: float = 0.0
+    tokens: float | None = None
+    """Estimated tokens, of the prompt and the answer, once a policy has asked."""
+    sent: bool | None = None
+    """Whether the request is on its way to the provider or was; `None` where the door does not say."""
+    adopter: Call | None = None
+    _profile: Profile | None = None
+    _holds: int = 0
+    _deferred: Outcome | None = None
+    _pending: list[Awaitable[None]] | None = None
+
+    def __init__(
+        self,
+        request: Request,
+        *,
+        read: Callable[[Request], Profile],
+        target: Target,
+        loop: EventLoop,
+        telemetry: CallTelemetry,
+        started: float,
+        tenant: str | None = None,
+        deadline: float = math.inf,
+        priority: int = 0,
+        inbound: bool = False,
+    ) -> None:
+        self.request = request
+        self.tenant = tenant
+        self.deadline = deadline
+        self.priority = priority
+        self.target = target
+        self.inbound = inbound
+        """Whether it came in through the ASGI door."""
+        self.loop = loop
+        self.telemetry = telemetry
+        self.started = started
+        self._read = read
+        self._callbacks: list[Finish] = []
+        self._open = [True]  # popped by whoever finishes: one list.pop is atomic, also against a finaliser
+
+    @property
+    def profile(self) -> Profile:
+        """Give what the request asks for, read from its body when first needed."""
+        if self._profile is None:
+            self._profile = self._read(self.request)
+        return self._profile
+
+    @property
+    def model(self) -> str | None:
+        """Give the model asked for."""
+        return self.profile.model
+
+    @property
+    def operation(self) -> str:
+        """Give the operation: chat, embeddings, text_completion ..."""
+        return self.profile.operation
+
+    @property
+    def finished(self) -> bool:
+        """Tell whether the call has ended."""
+        return not self._open
+
+    def remaining(self) -> float:
+        """Give the seconds left until the deadline; may be negative."""
+        return self.deadline - self.loop.time()
+
+    def attempt(self, *, reason: str, request: Request | None = None) -> Call:
+        """Begin the next attempt: a child with its own lifetime."""
+        self.attempts += 1
+        # Made without __init__, which would cost as much again: an attempt is its call but for a few things.
+        child = object.__new__(Call)
+        child.request = self.request if request is None else request
+        child.tenant = self.tenant
+        child.deadline = self.deadline
+        child.priority = self.priority
+        child.target = self.target
+        child.inbound = self.inbound
+        child.loop = self.loop
+        child.telemetry = self.telemetry
+        child.started = self.loop.time()
+        child.parent = self
+        child.number = self.attempts
+        child.reason = reason
+        child.tokens = self.tokens
+        child.sent = None if self.sent is None else False
+        child._read = self._read
+        child._profile = self._profile
+        child._callbacks = []
+        child._open = [True]
+        return child
+
+    def mark_sent(self) -> None:
+        """Note that the request goes out now: from here on it may be carried out, and billed."""
+        self.sent = True
+        if self.parent is not None:
+            self.parent.sent = True
+
+    async def run(self, call_next: CallNext) -> Reply:
+        """Carry out this attempt and finish it however it ends.
+
+        On success its parent adopts it: both finish together when the reply has been read.
+        """
+        try:
+            reply = await call_next(self)
+        except BaseException as error:
+            self.finish(outcome_of(error, self))
+            if self._pending:
+                await self.settle()
+            raise
+        self.adopter = self.parent
+        if self.finished and self.parent is not None and self.outcome is not None:
+            self.parent.finish(self.outcome)  # a reply that was complete when it arrived
+        return reply
+
+    def on_finish(self, callback: Finish) -> None:
+        """Register what must be undone when the call ends; at once if it has ended.
+
+        Callbacks run once, in reverse order, in the call's event loop. One that returns an awaitable
+        has it awaited, shielded from cancellation and for at most 5 s, by whoever owns the call.
+        """
+        if self._open:
+            self._callbacks.append(callback)
+        else:
+            self._undo(callback, self.outcome or CANCELLED)
+
+    def finish(self, outcome: Outcome) -> None:
+        """End the call with `outcome`, once; later calls do nothing. Safe from any thread."""
+        if not self.loop.here():
+            self.loop.post(lambda: self.finish(outcome))
+            return
+        if self._holds:
+            self._deferred = self._deferred or outcome
+            return
+        try:
+            self._open.pop()
+        except IndexError:
+            return
+        self.outcome = outcome
+        callbacks = self._callbacks
+        while callbacks:
+            self._undo(callbacks.pop(), outcome)
+        if self.adopter is not None:
+            self.adopter.finish(outcome)
+
+    def hold(self) -> Callable[[], None]:
+        """Keep this call, and the call it is an attempt of, from ending until the function given back is called.
+
+        For work that goes on although its caller has left. Call it in the event loop; twice does nothing.
+        """
+        owners = [self] if self.parent is None else [self, self.parent]
+        for owner in owners:
+            owner._holds += 1
+
+        def release() -> None:
+            while owners:
+                owner = owners.pop(0)
+                owner._holds -= 1
+                if not owner._holds and owner._deferred is not None:
+                    owner.finish(owner._deferred)
+
+        return release
+
+    def _undo(self, callback: Finish, outcome: Outcome) -> None:
+        try:
+            pending = callback(outcome)
+        except Exception:
+            logger.exception("a callback of a finished call failed: %r", callback)
+        else:
+            if pending is not None:
+                if self._pending is None:
+                    self._pending = []
+                self._pending.append(pending)
+
+    async def settle(self) -> None:
+        """Await, shielded and bounded, what the callbacks left to await."""
+        owners = [self] if self.adopter is None else [self, self.adopter]
+        with anyio.CancelScope(shield=True, deadline=anyio.current_time() + _CLEANUP_TIMEOUT):
+            for owner in owners:
+                while owner._pending:
+                    try:
+                        await owner._pending.pop()
+                    except Exception:
+                        logger.exception("the clean-up of a finished call failed")
+
+    @property
+    def unsettled(self) -> bool:
+        """Tell whether `settle` has something to do."""
+        return self._pending is not None or (self.adopter is not None and self.adopter._pending is not None)
+
+    def __repr__(self) -> str:
+        kind = f"attempt {self.number}" if self.parent is not None else "call"
+        state = "open" if self.outcome is None else self.outcome.verdict.value
+        return f"<Call {kind} tenant={self.tenant!r} target={self.target.name!r} {state}>"
+
+
+def outcome_of(error: BaseException, call: Call) -> Outcome:
+    """Say what an exception that left the pipeline means for the call."""
+    if isinstance(error, AttemptError):
+        return error.outcome
+    if isinstance(error, RejectedError):
+        return Outcome(
+            verdict=Verdict.NEUTRAL, scope=Scope.LOCAL, error_type=error.reason, retry_after=error.retry_after
+        )
+    if isinstance(error, DeadlineExceededError):
+        return DEADLINE_EXCEEDED
+    if not isinstance(error, Exception) or isinstance(error, anyio.get_cancelled_exc_class()):
+        return DEADLINE_EXCEEDED if call.remaining() <= 0 else CANCELLED
+    return Outcome(verdict=Verdict.FATAL, scope=Scope.LOCAL, error_type=type(error).__name__)

@@ -1,0 +1,175 @@
+"""Every exception this library raises.
+
+ResilientLLMError
+├── ConfigurationError          a pipeline or option that cannot work, found when it is built (also a ValueError)
+├── EventLoopError              used from a second event loop or after a fork (also a RuntimeError)
+├── RejectedError               refused on this side without any I/O; carries `retry_after`
+│   ├── BulkheadFullError
+│   ├── CircuitOpenError
+│   ├── ConcurrencyLimitError
+│   ├── CostExceedsCapacityError
+│   ├── RateLimitedError
+│   └── UnknownTenantError
+├── DeadlineExceededError       the call's total deadline passed (also a TimeoutError)
+└── AttemptError                the provider answered with a failure, or could not be reached
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from resilient_llm.core.quota import LimitLevel
+    from resilient_llm.message import Reply
+    from resilient_llm.outcome import Outcome
+
+__all__ = [
+    "AttemptError",
+    "BulkheadFullError",
+    "CircuitOpenError",
+    "ConcurrencyLimitError",
+    "ConfigurationError",
+    "CostExceedsCapacityError",
+    "DeadlineExceededError",
+    "EventLoopError",
+    "RateLimitedError",
+    "RejectedError",
+    "ResilientLLMError",
+    "UnknownTenantError",
+]
+
+
+class ResilientLLMError(Exception):
+    """Base of every exception this library raises."""
+
+
+class ConfigurationError(ResilientLLMError, ValueError):
+    """A pipeline or an option that cannot work; raised when it is built."""
+
+
+class EventLoopError(ResilientLLMError, RuntimeError):
+    """A policy is in use by another event loop that is still running, or was carried over a fork."""
+
+
+class RejectedError(ResilientLLMError):
+    """A call was refused on this side, without any I/O.
+
+    `retry_after` is in seconds, or `None` when waiting would not help. `reason` is a short, stable
+    word for telemetry. `callers_fault` tells 429 (the caller is over its own limit) from 503
+    (the service behind is full or out of order).
+    """
+
+    reason: ClassVar[str] = "rejected"
+    callers_fault: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, retry_after: float | None = None, name: str | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+        self.name = name
+
+    @property
+    def status(self) -> int:
+        """Give the HTTP status that says this: 429 or 503."""
+        return 429 if self.callers_fault else 503
+
+
+class BulkheadFullError(RejectedError):
+    """A bulkhead had no free slot, and its queue was full or the wait in it too long."""
+
+    reason = "bulkhead_full"
+    callers_fault = True
+
+
+class CircuitOpenError(RejectedError):
+    """A circuit breaker is open; `retry_after` is when it will let a probe through."""
+
+    reason = "circuit_open"
+
+
+class ConcurrencyLimitError(RejectedError):
+    """A target has as many calls in flight as it can take, and the queue was full or the wait in it too long."""
+
+    reason = "concurrency_limit"
+
+
+class CostExceedsCapacityError(RejectedError):
+    """A call would use more of a limit than it ever has at once: waiting or coming back is useless.
+
+    `level` is the limit, and `cost` what the call would use of it.
+    """
+
+    reason = "cost_exceeds_capacity"
+    callers_fault = True
+
+    def __init__(self, message: str, *, level: LimitLevel, cost: float, name: str | None = None) -> None:
+        super().__init__(message, name=name)
+        self.level = level
+        self.cost = cost
+
+    @property
+    def status(self) -> int:
+        """Give the HTTP status that says this: 413."""
+        return 413
+
+
+class RateLimitedError(RejectedError):
+    """A rate limit has too little left, and the wait for more is too long or its queue full.
+
+    `level` is the limit that refused, the one that takes longest; `levels` are all that the call draws on, and
+    what remains of each. After `retry_after` the same call would pass if nobody else came.
+    """
+
+    reason = "rate_limited"
+    callers_fault = True
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        level: LimitLevel,
+        levels: tuple[LimitLevel, ...],
+        retry_after: float,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(message, retry_after=retry_after, name=name)
+        self.level = level
+        self.levels = levels
+
+    @property
+    def limit(self) -> str:
+        """Give the name of the limit that refused: requests of tenant, tokens of account ..."""
+        return self.level.name
+
+    @property
+    def remaining(self) -> float:
+        """Give what remains of the limit that refused; less than 0 in debt."""
+        return self.level.remaining
+
+
+class UnknownTenantError(RejectedError):
+    """A request came without a tenant, or with one nobody knows, where one is required."""
+
+    reason = "unknown_tenant"
+    callers_fault = True
+
+    @property
+    def status(self) -> int:
+        """Give the HTTP status that says this: 401."""
+        return 401
+
+
+class DeadlineExceededError(ResilientLLMError, TimeoutError):
+    """A call's total deadline passed."""
+
+
+class AttemptError(ResilientLLMError):
+    """An attempt failed.
+
+    Carries what the failure meant (`outcome`) and, where the provider answered, its `reply`.
+    A failure of the transport is the `__cause__`.
+    """
+
+    def __init__(self, outcome: Outcome, *, reply: Reply | None = None) -> None:
+        super().__init__(outcome.error_type or outcome.verdict.value)
+        self.outcome = outcome
+        self.reply = reply

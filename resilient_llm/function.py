@@ -1,0 +1,283 @@
+"""The callable door: any function under a pipeline, where there is no HTTP to get between.
+
+Says how a function is run (in the event loop, or on a thread when it is synchronous) and what its
+exceptions mean. Everything else is the pipeline's.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
+
+import anyio
+import anyio.to_thread
+
+from resilient_llm import context
+from resilient_llm._loop import LoopBound
+from resilient_llm.call import Call, Profile, Target, outcome_of
+from resilient_llm.errors import AttemptError, ConfigurationError
+from resilient_llm.message import Reply, Request
+from resilient_llm.outcome import SUCCESS, Outcome, Verdict
+from resilient_llm.providers import BEDROCK, OPENAI, classify_exception
+from resilient_llm.streams import BufferedStream
+
+if TYPE_CHECKING:
+    from resilient_llm.pipeline import Pipeline
+
+__all__ = ["ClassifyError", "ClassifyResult", "FunctionDoor", "classify_error"]
+
+ClassifyError: TypeAlias = Callable[[Exception], Outcome | None]
+"""Say what an exception means; `None` when it is not the provider's, and passes as it is."""
+
+ClassifyResult: TypeAlias = Callable[[object], Outcome]
+"""Say what a result means, and what it used."""
+
+_MAX_KINDS = 1024
+_NO_BYTES = BufferedStream([])
+
+
+def classify_error(error: Exception) -> Outcome | None:
+    """Say what an exception of a common client library means.
+
+    Knows the transport errors of httpx, httpx2 and aiohttp, exceptions that carry an HTTP response (those
+    of SDKs), botocore's `ClientError`, and Python's own connection and timeout errors.
+    """
+    known = classify_exception(error)
+    if known is not None:
+        return known
+    response = getattr(error, "response", None)
+    if isinstance(response, Mapping):  # botocore: a parsed response
+        return _of_botocore(response)
+    status = getattr(response, "status_code", None) or getattr(error, "status_code", None)
+    if isinstance(status, int):
+        raw = getattr(getattr(response, "headers", None), "raw", None)
+        headers = list(raw) if isinstance(raw, list) else []
+        body = getattr(response, "content", b"")
+        return OPENAI.classify(status, headers, body if isinstance(body, bytes) else b"")
+    if isinstance(error, TimeoutError):
+        return Outcome(verdict=Verdict.FAILURE, error_type="timeout", retryable=True, ambiguous=True)
+    if isinstance(error, ConnectionError):
+        return Outcome(verdict=Verdict.FAILURE, error_type="connection_error", retryable=True, ambiguous=True)
+    return None
+
+
+def _of_botocore(response: Mapping[str, object]) -> Outcome | None:
+    metadata, problem = response.get("ResponseMetadata"), response.get("Error")
+    if not isinstance(metadata, Mapping) or not isinstance(problem, Mapping):
+        return None
+    status = metadata.get("HTTPStatusCode")
+    code = str(problem.get("Code", ""))
+    headers = [(b"x-amzn-errortype", code.encode("ascii", "replace"))]
+    return BEDROCK.classify(status if isinstance(status, int) else 500, headers, b"")
+
+
+class FunctionDoor:
+    """Run functions through a pipeline."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        *,
+        profile: Profile,
+        classify_error: ClassifyError,
+        classify_result: ClassifyResult | None,
+        max_threads: int,
+    ) -> None:
+        if max_threads < 1:
+            msg = f"max_threads={max_threads!r}: allowed are whole numbers from 1"
+            raise ConfigurationError(msg)
+        self._pipeline = pipeline
+        self._profile = profile
+        self._classify_error = classify_error
+        self._classify_result = classify_result
+        self._max_threads = max_threads
+        self._kinds: dict[object, _Kind] = {}
+        self._threads: anyio.CapacityLimiter | None = None
+        self._loop = LoopBound(f"the threads of pipeline {pipeline.name!r}", self._forget_threads)
+
+    async def run(self, function: Callable[..., object], bound: Callable[[], object]) -> object:
+        """Carry out `bound()` as one call; raises what the function raises."""
+        kind = self._kind_of(function)
+        inherited = context.current.get()
+        telemetry = self._pipeline.telemetry.begin()
+        loop = self._pipeline.loop()
+        call = Call(
+            _FunctionRequest(bound, kind),
+            read=self._read,
+            target=kind.target,
+            loop=loop,
+            telemetry=telemetry,
+            started=loop.time(),
+            tenant=inherited.tenant,
+            deadline=inherited.effective_deadline(),
+            priority=inherited.priority,
+        )
+        telemetry.start(call)
+        telemetry.attach()
+        try:
+            reply = await self._pipeline.handle(call)
+        except BaseException as error:
+            call.finish(outcome_of(error, call))
+            if call.unsettled:
+                await call.settle()
+            if not isinstance(error, AttemptError):
+                raise
+            failure = error
+        else:
+            if call.unsettled:
+                await call.settle()
+            return reply.native
+        finally:
+            telemetry.detach()
+        if failure.reply is not None:
+            return failure.reply.native
+        # Outside the except block, so that it leaves just as the function raised it.
+        raise failure.__cause__ or failure
+
+    def _kind_of(self, function: Callable[..., object]) -> _Kind:
+        # Functions made anew for each call share their code; anything else is looked at each time.
+        code = getattr(function, "__code__", None)
+        kind = self._kinds.get(code)
+        if kind is None:
+            kind = _look_at(function)
+            if code is not None and len(self._kinds) < _MAX_KINDS:
+                self._kinds[code] = kind
+        return kind
+
+    def _read(self, _request: Request) -> Profile:
+        return self._profile
+
+    async def handle(self, attempt: Call) -> Reply:
+        """Make one attempt: the innermost step of the pipeline."""
+        request = cast("_FunctionRequest", attempt.request)
+        recorder = attempt.telemetry.attempt(attempt)
+        recorder.attach()
+        try:
+            if request.kind.threaded:
+                result = await self._run_on_thread(attempt, request.bound)
+                if inspect.isawaitable(result):
+                    result = await cast("Awaitable[object]", result)
+            else:
+                result = await cast("Awaitable[object]", request.bound())
+        except Exception as error:
+            outcome = self._classify_error(error)
+            if outcome is None:
+                raise
+            raise AttemptError(outcome) from error
+        finally:
+            recorder.detach()
+        outcome = SUCCESS if self._classify_result is None else self._classify_result(result)
+        if not outcome.ok:
+            raise AttemptError(outcome, reply=_reply(result))
+        attempt.finish(outcome)
+        return _reply(result)
+
+    async def _run_on_thread(self, attempt: Call, bound: Callable[[], object]) -> object:
+        self._loop.bind()
+        threads = self._threads
+        if threads is None:
+            threads = self._threads = anyio.CapacityLimiter(self._max_threads)
+        await threads.acquire_on_behalf_of(attempt)
+        job = _ThreadJob(bound, attempt, threads)
+        try:
+            result = await anyio.to_thread.run_sync(
+                job.run, abandon_on_cancel=True, limiter=anyio.CapacityLimiter(math.inf)
+            )
+        except anyio.get_cancelled_exc_class():
+            job.leave()
+            raise
+        except BaseException:
+            job.release()
+            raise
+        job.release()
+        return result
+
+    def _forget_threads(self) -> None:
+        self._threads = None
+
+
+class _ThreadJob:
+    """One synchronous function on a thread of ours, and what it holds until it ends.
+
+    A caller that is cancelled leaves at once; a thread cannot be stopped, so its permits stay with it.
+    """
+
+    __slots__ = ("_attempt", "_bound", "_held", "_release_call", "_threads", "_turn")
+
+    def __init__(self, bound: Callable[[], object], attempt: Call, threads: anyio.CapacityLimiter) -> None:
+        self._bound = bound
+        self._attempt = attempt
+        self._threads = threads
+        self._release_call = attempt.hold()
+        self._turn = [True]  # taken by the thread that begins or by the caller that leaves, whoever is first
+        self._held = [True]
+
+    def run(self) -> object:
+        """Run the function, in the thread."""
+        if not _take(self._turn):
+            return None
+        try:
+            return self._bound()
+        finally:
+            self._attempt.loop.post(self.release)
+
+    def leave(self) -> None:
+        """Leave a function that runs to itself; one that has not begun never will."""
+        if _take(self._turn):
+            self.release()
+
+    def release(self) -> None:
+        """Give back the thread and the call's permits, once."""
+        if _take(self._held):
+            self._threads.release_on_behalf_of(self._attempt)
+            self._release_call()
+
+
+class _Kind(NamedTuple):
+    """What is looked up once for each function: what it is called, and where it runs."""
+
+    target: Target
+    threaded: bool
+
+
+class _FunctionRequest(Request):
+    """A function with its arguments, in place of a request."""
+
+    __slots__ = ("bound", "kind")
+
+    def __init__(self, bound: Callable[[], object], kind: _Kind) -> None:
+        super().__init__("CALL", kind.target.name, [])
+        self.bound = bound
+        self.kind = kind
+
+
+def _take(token: list[bool]) -> bool:
+    """Take the one token there is; `list.pop` is atomic between threads."""
+    try:
+        token.pop()
+    except IndexError:
+        return False
+    return True
+
+
+def _look_at(function: Callable[..., object]) -> _Kind:
+    inner = function
+    while isinstance(inner, partial):
+        inner = inner.func
+    name = getattr(inner, "__qualname__", type(inner).__qualname__).rpartition("<locals>.")[2]
+    if inspect.isasyncgenfunction(inner) or inspect.isgeneratorfunction(inner):
+        msg = (
+            f"{name} is a generator: a call ends when its function returns, so limits would not cover the stream; "
+            "collect it inside the function, or wrap the transport of the HTTP client it uses"
+        )
+        raise TypeError(msg)
+    method = getattr(inner, "__call__", None)  # noqa: B004 - an object may be called asynchronously
+    asynchronous = inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(method)
+    return _Kind(Target(name=name), threaded=not asynchronous)
+
+
+def _reply(result: object) -> Reply:
+    return Reply(200, [], _NO_BYTES, native=result, complete=True)

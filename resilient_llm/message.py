@@ -1,0 +1,148 @@
+"""The neutral messages that travel through a pipeline.
+
+Tiny on purpose: an HTTP library's own objects cost more to make than all policies together, so
+they ride along untouched as `native`. No parsing of bodies beyond JSON, and no policy, in here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Protocol, TypeAlias, cast
+
+__all__ = ["ByteStream", "Headers", "JSONObject", "Reply", "Request", "Transport", "header"]
+
+Headers: TypeAlias = list[tuple[bytes, bytes]]
+JSONObject: TypeAlias = Mapping[str, object]
+
+_USERINFO = re.compile(r"(?<=://)[^/@]*@")
+
+
+class ByteStream(Protocol):
+    """Bytes of a body as they come, and a way to stop them."""
+
+    def __aiter__(self) -> AsyncIterator[bytes]: ...
+
+    async def aclose(self) -> None:
+        """Stop, and let go of the connection."""
+        ...
+
+
+def header(headers: Headers, name: bytes) -> bytes | None:
+    """Give the first value of the header `name` (lower case), or `None`."""
+    for key, value in headers:
+        if key == name or key.lower() == name:
+            return value
+    return None
+
+
+class Request:
+    """Hold one outgoing request: method, URL, raw headers and a body.
+
+    `body` is the whole body when it is at hand and may be sent any number of times, and `None` when
+    it is an upload that can be read once; then `buffer_upload` (from the transport's adapter) may
+    turn it into bytes. Treat a request as immutable: `replace` makes a changed copy.
+    """
+
+    __slots__ = ("_json", "body", "buffer_upload", "headers", "method", "native", "template", "url")
+
+    def __init__(
+        self,
+        method: str,
+        url: str,
+        headers: Headers,
+        body: bytes | None = b"",
+        *,
+        native: object = None,
+        template: object = None,
+        buffer_upload: Callable[[int], Awaitable[Request]] | None = None,
+    ) -> None:
+        self.method = method
+        self.url = url
+        self.headers = headers
+        self.body = body
+        self.native = native
+        """The library's own request that this one stands for, byte for byte; `None` once changed."""
+        self.template = native if template is None else template
+        """The library's own request this one came from: where extensions and timeouts are."""
+        self.buffer_upload = buffer_upload
+        self._json: JSONObject | None = None
+
+    @property
+    def replayable(self) -> bool:
+        """Tell whether the same body can be sent a second time."""
+        return self.body is not None
+
+    @property
+    def json(self) -> JSONObject:
+        """Give the body as a JSON object, parsed once; empty when it is none."""
+        if self._json is None:
+            parsed: object = None
+            if self.body and self.body[:1] in b"{ \t\r\n":
+                try:
+                    parsed = json.loads(self.body)
+                except (ValueError, RecursionError):
+                    parsed = None
+            self._json = cast("JSONObject", parsed) if isinstance(parsed, dict) else {}
+        return self._json
+
+    def header(self, name: bytes) -> bytes | None:
+        """Give the first value of the header `name` (lower case), or `None`."""
+        return header(self.headers, name)
+
+    def replace(
+        self, *, url: str | None = None, headers: Headers | None = None, body: bytes | None = None
+    ) -> Request:
+        """Make a copy that differs; it no longer stands for a native request."""
+        changed = Request(
+            self.method,
+            self.url if url is None else url,
+            self.headers if headers is None else headers,
+            self.body if body is None else body,
+            template=self.template,
+            buffer_upload=self.buffer_upload,
+        )
+        if body is None:
+            changed._json = self._json
+        return changed
+
+    def __repr__(self) -> str:
+        shown = _USERINFO.sub("", self.url.partition("?")[0])  # a query may hold a key, too
+        return f"<Request {self.method} {shown}>"
+
+
+class Reply:
+    """Hold one incoming reply: status, raw headers and an async byte stream.
+
+    `native` is the library's own response. `complete` says that it was whole when it arrived and that
+    nobody is going to read `stream` to its end; `buffered` that it holds no connection.
+    """
+
+    __slots__ = ("buffered", "complete", "headers", "native", "status", "stream")
+
+    def __init__(
+        self,
+        status: int,
+        headers: Headers,
+        stream: ByteStream,
+        *,
+        native: object = None,
+        complete: bool = False,
+    ) -> None:
+        self.status = status
+        self.headers = headers
+        self.stream = stream
+        self.native = native
+        self.complete = complete
+        self.buffered = complete
+
+    def header(self, name: bytes) -> bytes | None:
+        """Give the first value of the header `name` (lower case), or `None`."""
+        return header(self.headers, name)
+
+    def __repr__(self) -> str:
+        return f"<Reply {self.status}>"
+
+
+Transport: TypeAlias = Callable[[Request], Awaitable[Reply]]

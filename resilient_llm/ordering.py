@@ -1,0 +1,127 @@
+"""Where each policy may stand, checked when a pipeline is built, with the reason in the error.
+
+Only structure is decided here. A policy of the library says its place with a class attribute
+`placement`; anything without one is the user's own and may stand anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Literal, TypeAlias
+
+from resilient_llm.errors import ConfigurationError
+
+__all__ = ["Door", "Placement", "attempt_boundary", "check_order", "policy_name"]
+
+Door: TypeAlias = Literal["client", "asgi", "callable"]
+
+
+class Placement(IntEnum):
+    """Where in a pipeline a policy stands, outermost first."""
+
+    DEADLINE = 0
+    ADMISSION = 1
+    """Limits on whole calls; the same policies after a replaying one limit single attempts."""
+    CACHE = 2
+    STREAM = 3
+    RETRY = 4
+    HEDGE = 5
+    ROUTER = 6
+    ATTEMPT_RATE = 7
+    ATTEMPT_CONCURRENCY = 8
+    BREAKER = 9
+    ATTEMPT_CLOCKS = 10
+    CHAOS = 11
+
+
+_REPLAYING = {Placement.RETRY, Placement.HEDGE, Placement.ROUTER}
+_SINGLE = {Placement.DEADLINE, Placement.STREAM, Placement.RETRY, Placement.HEDGE, Placement.ROUTER}
+_ASGI = {Placement.DEADLINE, Placement.ADMISSION}
+
+_WHY = {
+    Placement.DEADLINE: "a deadline must cover every queue, attempt and backoff, so it stands outermost",
+    Placement.ADMISSION: "a limit on calls stands outside what repeats them, or every retry would queue again",
+    Placement.CACHE: "a cached answer must cost no attempt",
+    Placement.STREAM: "a stream is resumed outside the retries that begin it",
+    Placement.RETRY: "each retry must pass hedging, routing and the circuit anew",
+    Placement.HEDGE: "each hedge must be routed anew",
+    Placement.ROUTER: "a target is chosen before its own limits and circuit are asked",
+    Placement.ATTEMPT_RATE: "a rate limit waits before a slot is held",
+    Placement.ATTEMPT_CONCURRENCY: "no half-open probe may wait in a queue",
+    Placement.BREAKER: "a circuit admits last, just before sending; outside a retry it would count calls, not attempts",
+    Placement.ATTEMPT_CLOCKS: "an attempt's clocks start when it is sent, after every wait",
+    Placement.CHAOS: "injected faults must look like the provider's own, so they stand innermost",
+}
+
+
+def policy_name(policy: object) -> str:
+    """Give the name a policy goes by: its `name` when it has one, else its class or function name."""
+    name = getattr(policy, "name", None)
+    if isinstance(name, str) and name:
+        return name
+    return getattr(policy, "__name__", type(policy).__name__)
+
+
+def _placement(policy: object) -> Placement | None:
+    placement = getattr(policy, "placement", None)
+    return placement if isinstance(placement, Placement) else None
+
+
+def attempt_boundary(policies: Sequence[object]) -> int:
+    """Give the index of the first policy that acts on single attempts."""
+    boundary = len(policies)
+    for index, policy in enumerate(policies):
+        placement = _placement(policy)
+        if placement in _REPLAYING:
+            boundary = index + 1
+        elif placement is not None and placement > Placement.ROUTER and boundary == len(policies):
+            boundary = index
+    return boundary
+
+
+def check_order(policies: Sequence[object], door: Door) -> None:
+    """Raise `ConfigurationError` when policies stand where they cannot do what they promise."""
+    if door == "asgi":
+        _check_asgi(policies)
+    seen: list[tuple[Placement, object]] = []
+    replayed = False
+    for policy in policies:
+        placement = _placement(policy)
+        if placement is None:
+            continue
+        if placement is Placement.ADMISSION and replayed:
+            placement = getattr(policy, "attempt_placement", Placement.ATTEMPT_CONCURRENCY)
+        for earlier, other in seen:
+            if earlier > placement:
+                msg = (
+                    f"{policy_name(policy)} must stand before {policy_name(other)} in the list of policies "
+                    f"(outermost first): {_WHY[placement]}"
+                )
+                raise ConfigurationError(msg)
+            if earlier is placement and placement in _SINGLE:
+                msg = (
+                    f"two policies of one kind ({policy_name(other)}, {policy_name(policy)}): "
+                    "one pipeline has room for one of them"
+                )
+                raise ConfigurationError(msg)
+        seen.append((placement, policy))
+        replayed = replayed or placement in _REPLAYING
+
+
+def _check_asgi(policies: Sequence[object]) -> None:
+    for policy in policies:
+        placement = _placement(policy)
+        if placement is None or placement in _ASGI:
+            continue
+        if placement in _REPLAYING:
+            msg = (
+                f"{policy_name(policy)} replays calls, which cannot be done to a request that is being answered; "
+                "put it on the transport of your LLM client"
+            )
+        else:
+            msg = (
+                f"{policy_name(policy)} has no meaning at the ASGI door; only Deadline, Bulkhead and RateLimit "
+                "stand there, the rest belongs on the transport of your LLM client"
+            )
+        raise ConfigurationError(msg)

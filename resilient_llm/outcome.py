@@ -1,0 +1,97 @@
+"""What a finished attempt or call meant.
+
+Plain values that `providers` produce and policies decide by. Nothing here looks at a reply,
+a header or an exception; that is the providers' job.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+__all__ = ["Outcome", "Scope", "Usage", "Verdict"]
+
+
+class Verdict(Enum):
+    """Say what a finished attempt or call meant."""
+
+    SUCCESS = "success"
+    FAILURE = "failure"
+    """It may work another time: a server error, a lost connection, a cut body, a timeout."""
+    THROTTLED = "throttled"
+    """The target is healthy and asks to be called later (429)."""
+    FATAL = "fatal"
+    """Trying the same thing again is useless."""
+    NEUTRAL = "neutral"
+    """It says nothing about the target: cancelled, or refused on this side."""
+
+
+class Scope(Enum):
+    """Say whose fault an outcome is."""
+
+    REQUEST = "request"
+    CREDENTIAL = "credential"
+    TARGET = "target"
+    UPSTREAM = "upstream"
+    LOCAL = "local"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Count the tokens a reply reported; `None` is unknown, which is not zero."""
+
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+    """Part of `input_tokens` that was read from the provider's prompt cache."""
+    reasoning_tokens: int | None = None
+    """Part of `output_tokens` that was thinking."""
+    estimated: bool = False
+
+    @property
+    def total_tokens(self) -> int | None:
+        """Add input and output tokens; `None` when both are unknown."""
+        if self.input_tokens is None and self.output_tokens is None:
+            return None
+        return (self.input_tokens or 0) + (self.output_tokens or 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Describe how an attempt or a call ended.
+
+    `retry_after` is in seconds from the moment the reply arrived and is a floor: `None` when the
+    provider gave no hint, `math.inf` when the hint was over every cap. `error_type` is of low
+    cardinality: a provider's error code, a status, or the name of an exception class.
+    """
+
+    verdict: Verdict
+    scope: Scope = Scope.TARGET
+    error_type: str | None = None
+    status: int | None = None
+    retryable: bool = False
+    """Whether the same target may be asked again."""
+    retry_after: float | None = None
+    retry_after_source: str | None = None
+    ambiguous: bool = False
+    """The request may have been carried out, and billed, although no complete answer came back."""
+    usage: Usage | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Tell whether this was a success."""
+        return self.verdict is Verdict.SUCCESS
+
+    @property
+    def timed_out(self) -> bool:
+        """Tell whether a clock ended it."""
+        return self.error_type in TIMEOUT_TYPES
+
+
+TIMEOUT_TYPES = frozenset(
+    {"deadline_exceeded", "connect_timeout", "read_timeout", "write_timeout", "pool_timeout", "timeout"}
+)
+
+SUCCESS = Outcome(verdict=Verdict.SUCCESS)
+CANCELLED = Outcome(verdict=Verdict.NEUTRAL, scope=Scope.LOCAL, error_type="cancelled")
+DEADLINE_EXCEEDED = Outcome(verdict=Verdict.NEUTRAL, scope=Scope.LOCAL, error_type="deadline_exceeded")

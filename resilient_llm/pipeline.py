@@ -1,0 +1,193 @@
+"""An ordered list of policies, bound to what finally carries out a call.
+
+The chain is built once; nothing is looked up while a call runs. Doors make calls and translate what
+comes back; policies decide. Neither happens here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Literal, ParamSpec, TypeVar, overload
+
+from resilient_llm._loop import EventLoop, LoopBound
+from resilient_llm.call import Profile
+from resilient_llm.errors import ConfigurationError
+from resilient_llm.function import ClassifyError, ClassifyResult, FunctionDoor, classify_error
+from resilient_llm.ordering import Door, Placement, attempt_boundary, check_order, policy_name
+from resilient_llm.telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from resilient_llm.call import Call, CallNext, Policy
+    from resilient_llm.message import Reply
+
+__all__ = ["Pipeline", "PipelineDescription", "PolicyDescription"]
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyDescription:
+    """Say what one policy is: its name, its type, whether it acts on calls or attempts, its options."""
+
+    name: str
+    type: str
+    level: Literal["call", "attempt"]
+    options: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineDescription:
+    """Say what a pipeline is made of, outermost policy first."""
+
+    name: str
+    door: Door
+    policies: tuple[PolicyDescription, ...]
+
+    def __str__(self) -> str:
+        lines = [f"{self.name} ({self.door} door)"]
+        for policy in self.policies:
+            options = ", ".join(f"{name}={value!r}" for name, value in policy.options.items())
+            lines.append(f"  {policy.level:<7} {policy.name}({options})")
+        return "\n".join(lines)
+
+
+class Pipeline:
+    """Put policies, outermost first, around functions: `await pipeline.run(function, ...)` or `@pipeline`.
+
+    `profile` says what the functions call (provider, operation, model), for telemetry and keys.
+    `classify_error` says what an exception means (see `function.classify_error`), `classify_result` what a
+    result means and used. Synchronous functions run on at most `max_threads` threads of this pipeline's own.
+    Doors give a `handler` instead, which receives attempts.
+
+    Raises `ConfigurationError` for an order that cannot work or settings that contradict each other.
+    """
+
+    def __init__(
+        self,
+        policies: Sequence[Policy] = (),
+        handler: CallNext | None = None,
+        *,
+        door: Door = "callable",
+        name: str = "default",
+        telemetry: Telemetry | None = None,
+        profile: Profile = Profile(operation="call"),  # noqa: B008 - immutable
+        classify_error: ClassifyError = classify_error,
+        classify_result: ClassifyResult | None = None,
+        max_threads: int = 40,
+    ) -> None:
+        self.policies = tuple(policies)
+        self.door: Door = door
+        self.name = name
+        self.telemetry = telemetry if telemetry is not None else Telemetry()
+        for policy in self.policies:
+            if not callable(policy) or isinstance(policy, type):
+                msg = f"a policy is a callable object (call, call_next), not {policy!r}; did you forget to create it?"
+                raise ConfigurationError(msg)
+        check_order(self.policies, door)
+        for policy in self.policies:
+            check = getattr(policy, "check", None)
+            if check is not None:
+                check(self.policies)
+        for policy in self.policies:
+            observe = getattr(policy, "observe", None)
+            if observe is not None:
+                observe(self.telemetry)
+        self._loop = LoopBound(f"pipeline {name!r}", _keep_nothing)
+        self._boundary = attempt_boundary(self.policies)
+        self.replays = any(getattr(policy, "placement", None) is Placement.RETRY for policy in self.policies)
+        """Whether a policy in here owns the retries, so that nobody above should."""
+        self._functions = FunctionDoor(
+            self,
+            profile=profile,
+            classify_error=classify_error,
+            classify_result=classify_result,
+            max_threads=max_threads,
+        )
+        self._entry = self._chain(self._functions.handle if handler is None else handler)
+
+    def _chain(self, handler: CallNext) -> CallNext:
+        chain = handler
+        for policy in reversed(self.policies[self._boundary :]):
+            chain = partial(policy, call_next=chain)
+        if self.door != "asgi" and not self.replays:
+            chain = partial(_single_attempt, call_next=chain)
+        for policy in reversed(self.policies[: self._boundary]):
+            chain = partial(policy, call_next=chain)
+        return chain
+
+    def loop(self) -> EventLoop:
+        """Give the event loop this pipeline belongs to; `EventLoopError` when it is another."""
+        return self._loop.bind()
+
+    async def handle(self, call: Call) -> Reply:
+        """Carry a call through the policies to the handler."""
+        return await self._entry(call)
+
+    @overload
+    async def run(
+        self, function: Callable[P, Awaitable[Result]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Result: ...
+    @overload
+    async def run(self, function: Callable[P, Result], /, *args: P.args, **kwargs: P.kwargs) -> Result: ...
+    async def run(self, function: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> object:
+        """Carry out `function(*args, **kwargs)` as one call and give its result.
+
+        An `async def` runs here, anything else on a thread. A retry calls it again with the same arguments.
+        Raises what the function raises, `RejectedError` and `DeadlineExceededError`; `TypeError` for a
+        generator function.
+        """
+        return await self._functions.run(function, partial(function, *args, **kwargs))
+
+    @overload
+    def __call__(self, function: Callable[P, Awaitable[Result]], /) -> Callable[P, Awaitable[Result]]: ...
+    @overload
+    def __call__(self, function: Callable[P, Result], /) -> Callable[P, Awaitable[Result]]: ...
+    def __call__(self, function: Callable[P, object], /) -> Callable[P, Awaitable[object]]:
+        """Decorate a function, so that each call of it goes through this pipeline; it becomes asynchronous."""
+
+        @wraps(function)
+        async def through_pipeline(*args: P.args, **kwargs: P.kwargs) -> object:
+            return await self._functions.run(function, partial(function, *args, **kwargs))
+
+        return through_pipeline
+
+    def describe(self) -> PipelineDescription:
+        """Say what this pipeline is made of, for logs, admin pages and tests."""
+        return PipelineDescription(
+            name=self.name,
+            door=self.door,
+            policies=tuple(
+                PolicyDescription(
+                    name=policy_name(policy),
+                    type=type(policy).__name__,
+                    level="call" if index < self._boundary else "attempt",
+                    options=_options(policy),
+                )
+                for index, policy in enumerate(self.policies)
+            ),
+        )
+
+
+async def _single_attempt(call: Call, call_next: CallNext) -> Reply:
+    """Make the one attempt of a call that nobody retries."""
+    return await call.attempt(reason="initial").run(call_next)
+
+
+def _options(policy: object) -> Mapping[str, object]:
+    if not dataclasses.is_dataclass(policy):
+        return {}
+    return {
+        field.name: getattr(policy, field.name)
+        for field in dataclasses.fields(policy)
+        if field.init and field.repr and field.name != "name"
+    }
+
+
+def _keep_nothing() -> None:
+    """Forget nothing: a pipeline itself holds no state of a loop; its policies look after theirs."""

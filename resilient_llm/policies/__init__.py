@@ -1,0 +1,24 @@
+"""One file per policy: thin shells that wait, record and call on the pure cores.
+
+A policy knows calls and outcomes; it knows no HTTP library, no provider and no ASGI message.
+"""
+
+from resilient_llm.policies.bulkhead import Bulkhead
+from resilient_llm.policies.circuit_breaker import CircuitBreaker
+from resilient_llm.policies.concurrency_limit import ConcurrencyLimit
+from resilient_llm.policies.deadline import Deadline
+from resilient_llm.policies.limit import Limit
+from resilient_llm.policies.rate_limit import RateLimit
+from resilient_llm.policies.retry import Retry
+from resilient_llm.policies.tokens import TokenEstimate
+
+__all__ = [
+    "Bulkhead",
+    "CircuitBreaker",
+    "ConcurrencyLimit",
+    "Deadline",
+    "Limit",
+    "RateLimit",
+    "Retry",
+    "TokenEstimate",
+]

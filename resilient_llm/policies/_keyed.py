@@ -1,0 +1,126 @@
+"""State per key: one compartment, circuit or budget for each tenant, target or model.
+
+Keeps it with its event loop and bounded, whatever keys callers invent. What the state is, and when
+it is idle, its policy says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, TypeVar
+
+import anyio
+
+from resilient_llm._loop import LoopBound
+from resilient_llm.errors import ConfigurationError
+from resilient_llm.telemetry.names import LIMITER_NAME
+
+if TYPE_CHECKING:
+    from resilient_llm.call import Call
+
+__all__ = ["Key", "Keyed", "key_function"]
+
+KeyName: TypeAlias = Literal["tenant", "target", "model"]
+Key: TypeAlias = KeyName | tuple[KeyName, ...] | Callable[["Call"], Hashable]
+"""What has a state of its own: an attribute of the call, several of them, or a function of it."""
+
+State = TypeVar("State")
+
+_OVERFLOW = object()
+_SWEEP = 32
+
+_NAMED: dict[str, Callable[[Call], Hashable]] = {
+    "tenant": lambda call: call.tenant,
+    "target": lambda call: call.target.name,
+    "model": lambda call: call.model,
+}
+
+
+def key_function(key: Key) -> Callable[[Call], Hashable]:
+    """Make the function that gives a call's key.
+
+    Raises `ConfigurationError` for a name that is none of `tenant`, `target`, `model`.
+    """
+    if callable(key):
+        return key
+    names = (key,) if isinstance(key, str) else key
+    if not isinstance(names, tuple) or not names or any(name not in _NAMED for name in names):
+        msg = f"key={key!r}: allowed are {', '.join(map(repr, _NAMED))}, a tuple of these, or a function of the call"
+        raise ConfigurationError(msg)
+    if len(names) == 1:
+        return _NAMED[names[0]]
+    functions = tuple(_NAMED[name] for name in names)
+    return lambda call: tuple(function(call) for function in functions)
+
+
+class Keyed(Generic[State]):
+    """Keep one state per key, at most `max_keys` of them.
+
+    When there are as many, idle ones make room; while none is idle, further keys share one overflow
+    state, and the call's span gets an event that says so.
+    """
+
+    __slots__ = ("_function", "_idle", "_loop", "_make", "_max_keys", "_name", "_states")
+
+    def __init__(
+        self,
+        name: str,
+        key: Key,
+        make: Callable[[Hashable], State],
+        *,
+        idle: Callable[[State, float], bool],
+        max_keys: int,
+    ) -> None:
+        if max_keys < 1:
+            msg = f"max_keys={max_keys!r}: allowed are counts from 1"
+            raise ConfigurationError(msg)
+        self._name = name
+        self._function = key_function(key)
+        self._make = make
+        self._idle = idle
+        self._max_keys = max_keys
+        self._states: dict[Hashable, State] = {}
+        self._loop = LoopBound(name, self._states.clear)
+
+    def __call__(self, call: Call) -> State:
+        """Give the state for a call."""
+        self._loop.bind(call.loop)
+        key = self._function(call)
+        state = self._states.get(key)
+        return self._new(key, call) if state is None else state
+
+    def get(self, key: Hashable) -> State:
+        """Give the state for a key, made when there is none."""
+        self._loop.bind()
+        state = self._states.get(key)
+        if state is None:
+            state = self._states[key] = self._make(key)
+        return state
+
+    def values(self) -> Iterator[State]:
+        """Iterate over the states there are, safe against changes meanwhile."""
+        return iter(list(self._states.values()))
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def _new(self, key: Hashable, call: Call) -> State:
+        if len(self._states) >= self._max_keys and not self._make_room():
+            call.telemetry.event(call, "keys_overflow", {LIMITER_NAME: self._name})
+            key = _OVERFLOW
+            if key in self._states:
+                return self._states[key]
+        state = self._states[key] = self._make(key)
+        return state
+
+    def _make_room(self) -> bool:
+        """Forget idle states among the oldest few; those in use go to the back of the line."""
+        now = anyio.current_time()
+        forgotten = 0
+        for key in [key for key, _ in zip(self._states, range(_SWEEP), strict=False)]:
+            state = self._states.pop(key)
+            if self._idle(state, now):
+                forgotten += 1
+            else:
+                self._states[key] = state
+        return forgotten > 0

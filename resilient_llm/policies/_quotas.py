@@ -1,0 +1,245 @@
+"""The quotas of every limit by key: a tenant's, a model's, the account's, and what a call draws on.
+
+Keeps the state bounded, whatever keys callers invent. When something is taken, and who waits for it, must not enter
+here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from resilient_llm.core.quota import LimitLevel, Quota, Reservation
+from resilient_llm.core.rate_queue import Delay
+from resilient_llm.core.token_bucket import TokenBucket
+from resilient_llm.errors import ConfigurationError, CostExceedsCapacityError, RateLimitedError
+from resilient_llm.policies._keyed import key_function
+from resilient_llm.policies.limit import Dimension, Limit
+from resilient_llm.telemetry.names import LIMITER_NAME
+
+if TYPE_CHECKING:
+    from resilient_llm.call import Call
+    from resilient_llm.core.rate_feedback import Mirrored
+
+__all__ = ["QuotaSet", "Quotas"]
+
+_OVERFLOW = object()
+_SWEEP = 32  # keys looked at when there is no room for a new one
+_FEW = 64  # keys that may be idle for as long as they like
+_MAX_REPORTED = 10_000  # keys that a gauge looks at
+
+
+class Quotas:
+    """Keep one quota per key of a limit, at most `max_keys` of them.
+
+    A quota that is full and from which nothing is outstanding is as good as none, and is forgotten: a few are looked
+    at with every call. While `max_keys` are in use, further keys share one overflow quota, and the call's span gets
+    an event that says so.
+    """
+
+    __slots__ = (
+        "_buckets",
+        "_function",
+        "_max_keys",
+        "_name",
+        "_quotas",
+        "_unswept",
+        "count_tokens",
+        "dimensions",
+        "limit",
+    )
+
+    def __init__(self, limit: Limit, *, max_keys: int, name: str) -> None:
+        self.limit = limit
+        buckets = limit.buckets()
+        self.dimensions = tuple(buckets)
+        self.count_tokens = tuple(dimension == "tokens" for dimension in buckets)
+        self._buckets = tuple(buckets.values())
+        self._function = None if limit.key is None else key_function(limit.key)
+        self._max_keys = max_keys
+        self._name = name
+        self._quotas: dict[Hashable, Quota] = {}
+        self._unswept: list[Hashable] = []
+
+    def __call__(self, call: Call, now: float) -> Quota:
+        """Give the quota for a call, made when there is none."""
+        key = None if self._function is None else self._function(call)
+        quota = self._quotas.get(key)
+        if len(self._quotas) > _FEW:
+            self._sweep(1, now, key)
+        return self._new(key, call, now) if quota is None else quota
+
+    def peek(self, call: Call, now: float) -> Quota:
+        """Give the quota for a call, or one like it that is not kept when there is none."""
+        quota = self._quotas.get(None if self._function is None else self._function(call))
+        if quota is None and len(self._quotas) >= self._max_keys:
+            quota = self._quotas.get(_OVERFLOW)
+        return self._make(now) if quota is None else quota
+
+    def lowest(self, now: float) -> Iterator[tuple[Dimension, float]]:
+        """Say what remains of each bucket, of the key that has least."""
+        quotas = list(islice(list(self._quotas.values()), _MAX_REPORTED))
+        for index, (dimension, (capacity, _)) in enumerate(zip(self.dimensions, self._buckets, strict=True)):
+            yield dimension, min((quota.buckets[index].level(now) for quota in quotas), default=capacity)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._quotas.clear()
+        self._unswept.clear()
+
+    def __len__(self) -> int:
+        return len(self._quotas)
+
+    def _make(self, now: float) -> Quota:
+        return Quota([TokenBucket(capacity, rate, now) for capacity, rate in self._buckets])
+
+    def _new(self, key: Hashable, call: Call, now: float) -> Quota:
+        if len(self._quotas) >= self._max_keys:
+            self._sweep(_SWEEP, now, key)
+        if len(self._quotas) >= self._max_keys:
+            call.telemetry.event(call, "keys_overflow", {LIMITER_NAME: self._name})
+            key = _OVERFLOW
+            if key in self._quotas:
+                return self._quotas[key]
+        quota = self._quotas[key] = self._make(now)
+        return quota
+
+    def _sweep(self, count: int, now: float, kept: Hashable) -> None:
+        """Look at the next few keys, all of them in turn, and forget those that are idle."""
+        for _ in range(count):
+            if not self._unswept:
+                self._unswept = list(self._quotas)
+            key = self._unswept.pop()
+            quota = self._quotas.get(key)
+            if quota is not None and key != kept and quota.idle(now):
+                del self._quotas[key]
+
+
+class QuotaSet:
+    """Keep the quotas of several limits that are taken together."""
+
+    __slots__ = ("_all", "_labels", "_lane", "_own", "_tokens", "counts_tokens", "mirrored")
+
+    def __init__(self, limits: Sequence[Limit], *, max_keys: int, name: str) -> None:
+        names = [limit.name for limit in limits]
+        if len(set(names)) < len(names):
+            raise ConfigurationError(f"limits={names!r}: each needs a scope= of its own to be told apart")
+        ordered = sorted(limits, key=lambda limit: not limit.own)
+        self._all = tuple(Quotas(limit, max_keys=max_keys, name=name) for limit in ordered)
+        self._lane = tuple(function for limit in ordered if (function := limit.shared_key()) is not None)
+        self._labels = [(q.limit.name, dimension) for q in self._all for dimension in q.dimensions]
+        self._own = sum(len(limit.buckets()) for limit in ordered if limit.own)
+        by_key = any(limit.mirrors for limit in limits)
+        mirrored: dict[str, list[int]] = {}
+        self._tokens: list[bool] = []
+        for quotas in self._all:
+            limit = quotas.limit
+            learns = (
+                limit.mirrors or (limit.key is None and not by_key) if limit.learn is None else limit.learn
+            )
+            for dimension in quotas.dimensions:
+                if learns:
+                    counted = "tokens" if dimension == "tokens" else "requests"
+                    mirrored.setdefault(counted, []).append(len(self._tokens))
+                self._tokens.append(dimension == "tokens")
+        self.mirrored: Mirrored = mirrored
+        self.counts_tokens = any(self._tokens)
+        """Whether any limit is one on tokens."""
+
+    def reserve(self, call: Call, now: float, *, requests: float, tokens: float) -> Reservation:
+        """Say what a call takes, of which bucket of every limit; nothing is taken yet."""
+        found: list[Quota] = []
+        charges: list[tuple[TokenBucket, float]] = []
+        for quotas in self._all:
+            quota = quotas(call, now)
+            found.append(quota)
+            for bucket, counts_tokens in zip(quota.buckets, quotas.count_tokens, strict=True):
+                charges.append((bucket, tokens if counts_tokens else requests))
+        return Reservation(charges, own=self._own, quotas=found)
+
+    def settle(self, reservation: Reservation, tokens: float, now: float) -> None:
+        """Replace the estimate in a reservation by the tokens that were used."""
+        reservation.settle(
+            [
+                tokens if counts else amount
+                for (_, amount), counts in zip(reservation.charges, self._tokens, strict=True)
+            ],
+            now,
+        )
+
+    def share(self, call: Call, reservation: Reservation) -> float:
+        """Say what a call counts for among tenants: its tokens where they are limited, else its requests."""
+        if self.counts_tokens and call.tokens:
+            return call.tokens
+        return max((amount for _, amount in reservation.charges if amount > 0), default=1.0)
+
+    def lane(self, call: Call) -> Hashable:
+        """Give what calls have in common that draw on the same shared buckets."""
+        return tuple(function(call) for function in self._lane)
+
+    def _levels(self, buckets: Iterable[TokenBucket], now: float) -> tuple[LimitLevel, ...]:
+        return tuple(
+            LimitLevel(
+                scope=scope,
+                dimension=dimension,
+                limit=bucket.capacity,
+                remaining=bucket.level(now),
+                reset=bucket.reset(now),
+                window=bucket.capacity / bucket.rate,
+            )
+            for (scope, dimension), bucket in zip(self._labels, buckets, strict=True)
+        )
+
+    def peek(self, call: Call, now: float) -> tuple[LimitLevel, ...]:
+        """Say where the limits of a call stand, which draws on them no more for that; no quota is made."""
+        return self._levels(
+            (bucket for quotas in self._all for bucket in quotas.peek(call, now).buckets), now
+        )
+
+    def oversized(
+        self, reservation: Reservation, now: float, *, name: str
+    ) -> CostExceedsCapacityError | None:
+        """Say why a call can never pass; `None` when it can."""
+        index = reservation.oversized()
+        if index is None:
+            return None
+        level, cost = self._levels_of(reservation, now)[index], reservation.charges[index][1]
+        return CostExceedsCapacityError(
+            f"{name}: a call that needs {cost:g} {level.name} can never pass: the limit holds {level.limit:g}",
+            level=level,
+            cost=cost,
+            name=name,
+        )
+
+    def refusal(
+        self, reservation: Reservation, delay: Delay, now: float, *, queued: int, name: str
+    ) -> RateLimitedError:
+        """Say why a call cannot pass in time."""
+        levels = self._levels_of(reservation, now)
+        level, cost = levels[delay.charge], reservation.charges[delay.charge][1]
+        return RateLimitedError(
+            f"{name}: {level.remaining:g} of {level.limit:g} {level.name} remain, {cost:g} are needed; "
+            f"that takes {delay.seconds:.3g} s, and {queued} calls wait",
+            level=level,
+            levels=levels,
+            retry_after=delay.seconds,
+            name=name,
+        )
+
+    def _levels_of(self, reservation: Reservation, now: float) -> tuple[LimitLevel, ...]:
+        return self._levels((bucket for bucket, _ in reservation.charges), now)
+
+    def lowest(self, now: float) -> Iterator[tuple[str, Dimension, float]]:
+        """Say of every limit what remains for the key that has least of it."""
+        for quotas in self._all:
+            for dimension, remaining in quotas.lowest(now):
+                yield quotas.limit.name, dimension, remaining
+
+    def clear(self) -> None:
+        """Forget everything."""
+        for quotas in self._all:
+            quotas.clear()
+
+    def __len__(self) -> int:
+        return sum(len(quotas) for quotas in self._all)

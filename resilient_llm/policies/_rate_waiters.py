@@ -1,0 +1,197 @@
+"""Those who wait for a rate limit: the shell around the rate queue.
+
+Nobody polls and no task runs in the background: one waiter, the driver, sleeps until the next moment at which anything
+can be granted, the others until they are woken. What a call needs of which limit must not enter here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Iterable
+from typing import TYPE_CHECKING
+
+import anyio
+
+from resilient_llm.core.rate_queue import Delay, RateQueue
+from resilient_llm.core.waiting_room import Ticket, TicketState, WaitingRoom
+from resilient_llm.errors import DeadlineExceededError, RateLimitedError
+
+if TYPE_CHECKING:
+    from resilient_llm.call import Call
+    from resilient_llm.core.quota import Reservation
+    from resilient_llm.policies._quotas import QuotaSet
+    from resilient_llm.telemetry import WaitOutcome
+
+__all__ = ["RateWaiters"]
+
+logger = logging.getLogger("resilient_llm")
+
+_ROUNDING = 1e-6
+"""Seconds by which a wait may miss its end: the exact wait for the last token must not fail by a rounding error."""
+_LONG_WAIT = 60.0
+"""A wait of so many seconds is worth a line in the log when it begins."""
+
+
+class _Waiter:
+    """One who waits: how to wake it, and how long it sleeps otherwise."""
+
+    __slots__ = ("deadline", "scope", "turn")
+
+    def __init__(self, deadline: float) -> None:
+        self.deadline = deadline
+        self.turn = anyio.Event()
+        self.scope = anyio.CancelScope()
+
+
+class RateWaiters:
+    """Wait for reservations, each for at most `max_wait` seconds, and look after the queue while anybody does.
+
+    `name` is the policy's.
+    """
+
+    __slots__ = ("_driver", "_max_wait", "_name", "_quotas", "_waiters", "queue")
+
+    def __init__(
+        self,
+        quotas: QuotaSet,
+        make_room: Callable[[], WaitingRoom[Hashable]],
+        *,
+        max_queued: int,
+        max_wait: float,
+        name: str,
+    ) -> None:
+        self.queue: RateQueue[Hashable] = RateQueue(make_room, max_queued)
+        self._quotas = quotas
+        self._max_wait = max_wait
+        self._name = name
+        self._waiters: dict[Ticket[Hashable], _Waiter] = {}
+        self._driver: _Waiter | None = None
+
+    async def take(self, call: Call, reservation: Reservation, now: float) -> None:
+        """Take what a call needs when it is its turn.
+
+        Raises `RateLimitedError`, at once when it would take too long, and `DeadlineExceededError`.
+        """
+        delay = self.delay(call, reservation, now)
+        deadline = self._deadline(call, now)
+        if now + delay.seconds > deadline:
+            raise self.refuse(call, reservation, now, delay)
+        ticket = self.queue.push(
+            self._quotas.lane(call),
+            call.tenant,
+            reservation,
+            now,
+            cost=self._quotas.share(call, reservation),
+            priority=call.priority,
+            deadline=deadline,
+        )
+        if ticket is None:
+            # No place is free before then, unless somebody gives up.
+            seconds = max(delay.seconds, self.queue.next_at - now)
+            raise self.refuse(call, reservation, now, Delay(seconds, delay.charge))
+        self.advance(now)
+        if ticket.state is TicketState.GRANTED:
+            return
+        if delay.seconds >= _LONG_WAIT:
+            logger.info("%s: a call waits for %.0f s or more", self._name, delay.seconds)
+        if not await self._wait(call, ticket, reservation, since=now):
+            now = call.loop.time()
+            if now >= call.deadline:
+                raise DeadlineExceededError(f"the call's deadline passed while it waited for {self._name}")
+            raise self.refuse(call, reservation, now, self.delay(call, reservation, now))
+
+    def would_take(self, call: Call, reservation: Reservation, now: float) -> float | None:
+        """Take what a call needs now, into debt, and say how long it would have waited; `None` when it is refused."""
+        delay = self.delay(call, reservation, now)
+        if now + delay.seconds > self._deadline(call, now):
+            self.refuse(call, reservation, now, delay, dry_run=True)
+            return None
+        reservation.take(now)
+        return delay.seconds
+
+    def delay(self, call: Call, reservation: Reservation, now: float) -> Delay:
+        """Say how long a call that comes now has to wait at least."""
+        return self.queue.delay(self._quotas.lane(call), call.tenant, reservation, now, call.priority)
+
+    def refuse(
+        self, call: Call, reservation: Reservation, now: float, delay: Delay, *, dry_run: bool = False
+    ) -> RateLimitedError:
+        """Make and report the error of a refusal."""
+        error = self._quotas.refusal(reservation, delay, now, queued=len(self.queue), name=self._name)
+        call.telemetry.rejected(call, error, dry_run=dry_run)
+        return error
+
+    def advance(self, now: float) -> None:
+        """Grant what can be granted, and wake whom it is granted to."""
+        self._wake(self.queue.advance(now))
+
+    def give_back(self, tenant: Hashable, now: float) -> None:
+        """Grant what can be granted now that a call of `tenant` may have given something back."""
+        if self._waiters:
+            self._wake(self.queue.give_back(tenant, now))
+
+    def forget(self) -> None:
+        """Start afresh: whoever waited did so in an event loop that has ended."""
+        self.queue.clear()
+        self._waiters.clear()
+        self._driver = None
+
+    async def _wait(
+        self, call: Call, ticket: Ticket[Hashable], reservation: Reservation, *, since: float
+    ) -> bool:
+        """Wait until a ticket is granted; `False` when it is not, and will not be by its deadline.
+
+        Cancelled, it leaves nothing behind: what was granted meanwhile is given back.
+        """
+        depth = len(self.queue)
+        waiter = self._waiters[ticket] = _Waiter(ticket.deadline)
+        outcome: WaitOutcome = "cancelled"
+        try:
+            await self._sleep(ticket, waiter, call.loop.time)
+            outcome = "acquired" if ticket.state is TicketState.GRANTED else "timeout"
+        finally:
+            if outcome != "acquired":
+                self._leave(ticket, waiter, reservation, call.loop.time())
+            unit = "tokens" if self._quotas.counts_tokens else "requests"
+            call.telemetry.waited(call, self._name, since=since, outcome=outcome, unit=unit, depth=depth)
+        return outcome == "acquired"
+
+    async def _sleep(self, ticket: Ticket[Hashable], waiter: _Waiter, time: Callable[[], float]) -> None:
+        while ticket.state is TicketState.WAITING:
+            waiter.scope = anyio.CancelScope(deadline=waiter.deadline)
+            self._appoint()
+            with waiter.scope:
+                await waiter.turn.wait()
+            now = time()
+            if ticket.state is TicketState.WAITING:
+                self.advance(now)
+                if now >= waiter.deadline:
+                    return
+
+    def _leave(self, ticket: Ticket[Hashable], waiter: _Waiter, reservation: Reservation, now: float) -> None:
+        self._waiters.pop(ticket, None)
+        if self._driver is waiter:
+            self._driver = None
+        if not self.queue.cancel(ticket) and ticket.state is TicketState.GRANTED:
+            reservation.cancel(now)
+        self.give_back(ticket.tenant, now)
+
+    def _wake(self, tickets: Iterable[Ticket[Hashable]]) -> None:
+        for ticket in tickets:
+            waiter = self._waiters.pop(ticket, None)
+            if waiter is not None:
+                waiter.turn.set()
+                if waiter is self._driver:
+                    self._driver = None
+        self._appoint()
+
+    def _appoint(self) -> None:
+        """See to it that one waiter sleeps no longer than until something can be granted."""
+        driver = self._driver
+        if driver is None:
+            driver = self._driver = next(iter(self._waiters.values()), None)
+        if driver is not None:
+            driver.scope.deadline = min(driver.deadline, self.queue.next_at)
+
+    def _deadline(self, call: Call, now: float) -> float:
+        return min(now + self._max_wait, call.deadline) + _ROUNDING

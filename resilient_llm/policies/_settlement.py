@@ -1,0 +1,46 @@
+"""What a finished call really took of a rate limit, by how it ended.
+
+Nothing is given back in here; see the table in docs/rate-limit.md.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from resilient_llm.outcome import Outcome, Scope, Verdict
+
+if TYPE_CHECKING:
+    from resilient_llm.call import Call
+
+__all__ = ["never_sent", "tokens_used"]
+
+_INTERRUPTIONS = frozenset({"cancelled", "deadline_exceeded"})
+
+
+def never_sent(call: Call, outcome: Outcome) -> bool:
+    """Tell whether nothing of a call ever reached the provider, or at the ASGI door the app."""
+    if outcome.verdict is Verdict.NEUTRAL and outcome.scope is Scope.LOCAL:
+        if outcome.error_type in _INTERRUPTIONS and call.sent is None:
+            # The door does not say, so that an attempt was begun has to do.
+            return not (call.inbound or call.parent is not None or call.attempts)
+        return not call.sent
+    # A connection that could not be made.
+    unreached = outcome.verdict is Verdict.FAILURE and outcome.status is None and not outcome.ambiguous
+    return unreached and not call.inbound and _only_attempt(call)
+
+
+def tokens_used(call: Call, outcome: Outcome) -> float | None:
+    """Say how many tokens a call that was sent used; `None` when nobody knows, and its estimate has to stand."""
+    if outcome.usage is not None and outcome.usage.total_tokens is not None:
+        return outcome.usage.total_tokens
+    if outcome.ok:
+        return None
+    refused = outcome.status is not None and outcome.verdict in (Verdict.THROTTLED, Verdict.FATAL)
+    failed = outcome.status is not None and outcome.verdict is Verdict.FAILURE and not outcome.ambiguous
+    if (refused or failed) and call.first_content is None and not call.inbound and _only_attempt(call):
+        return 0.0
+    return None
+
+
+def _only_attempt(call: Call) -> bool:
+    return call.parent is not None or call.attempts <= 1

@@ -1,0 +1,88 @@
+"""What a call counts for among tenants, and a tenant among others, as the application says it.
+
+Its functions run while calls wait, so what they raise or get wrong is logged and never breaks a call. Who is
+served next must not enter here.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Hashable, Mapping
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
+
+from resilient_llm.errors import ConfigurationError
+from resilient_llm.policies.tokens import TokenEstimate, estimate_once
+
+if TYPE_CHECKING:
+    from resilient_llm.call import Call
+
+__all__ = ["Cost", "Weights", "cost_function", "weight_function"]
+
+logger = logging.getLogger("resilient_llm")
+
+Cost: TypeAlias = Literal["tokens"] | TokenEstimate | Callable[["Call"], float]
+"""What a call counts for: its estimated tokens, or what a function of it gives."""
+
+Weights: TypeAlias = Mapping[Hashable, float] | Callable[[Hashable], float]
+"""What a tenant's share is in proportion to; 1 where a mapping says nothing."""
+
+Subject = TypeVar("Subject")
+
+
+def cost_function(cost: Cost | None) -> Callable[[Call], float]:
+    """Make the function that says what a call counts for; 1 for each with `None`.
+
+    Raises `ConfigurationError` for anything else than `Cost` allows.
+    """
+    if cost is None:
+        return lambda _call: 1.0
+    if cost == "tokens":
+        cost = TokenEstimate()
+    if isinstance(cost, TokenEstimate):
+        estimate = cost
+        return lambda call: max(1.0, estimate_once(call, estimate))
+    if not callable(cost):
+        raise ConfigurationError(
+            f"cost={cost!r}: allowed are 'tokens', a TokenEstimate, a function of the call, and None"
+        )
+    return _checked("cost", cost)
+
+
+def weight_function(weights: Weights | None) -> Callable[[Hashable], float] | None:
+    """Make the function that gives a tenant's weight; `None` where all have the same.
+
+    Raises `ConfigurationError` for anything else than `Weights` allows, and for a weight that is not a finite
+    number above 0.
+    """
+    if weights is None:
+        return None
+    if not isinstance(weights, Mapping):
+        if not callable(weights):
+            raise ConfigurationError(
+                f"weights={weights!r}: allowed are a mapping, a function of the key, and None"
+            )
+        return _checked("weights", weights)
+    for tenant, weight in weights.items():
+        if not (isinstance(weight, int | float) and 0 < weight < math.inf):
+            raise ConfigurationError(
+                f"weights: {weight!r} for {tenant!r}: allowed are finite numbers above 0"
+            )
+    by_tenant = weights
+    return lambda tenant: by_tenant.get(tenant, 1.0)
+
+
+def _checked(option: str, function: Callable[[Subject], float]) -> Callable[[Subject], float]:
+    """Guard a function of the application's: 1 where it fails or gives no finite number above 0."""
+
+    def guarded(subject: Subject) -> float:
+        try:
+            number = float(function(subject))
+            if 0 < number < math.inf:
+                return number
+            logger.error("%s=%r gave %r: allowed are finite numbers above 0", option, function, number)
+        except Exception:
+            logger.exception("%s=%r failed", option, function)
+        return 1.0
+
+    return guarded

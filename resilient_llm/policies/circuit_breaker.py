@@ -1,0 +1,188 @@
+"""Circuits: stop asking a target that fails, and find out by few probes when it is well again."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+from typing import TYPE_CHECKING, ClassVar
+
+import anyio
+
+from resilient_llm.core.circuit import Admission, Circuit, CircuitOptions, CircuitState, Refusal, Result
+from resilient_llm.errors import CircuitOpenError
+from resilient_llm.ordering import Placement
+from resilient_llm.outcome import Outcome, Verdict
+from resilient_llm.policies._keyed import Key, Keyed
+from resilient_llm.telemetry.names import BREAKER_NAME, BREAKER_STATE
+
+if TYPE_CHECKING:
+    from resilient_llm.call import Call, CallNext
+    from resilient_llm.message import Reply
+    from resilient_llm.telemetry import Telemetry
+
+__all__ = ["CircuitBreaker"]
+
+_RESULTS = {
+    Verdict.SUCCESS: Result.SUCCESS,
+    Verdict.FAILURE: Result.FAILURE,
+    Verdict.THROTTLED: Result.THROTTLED,
+}
+_GAUGE = {CircuitState.CLOSED: 0, CircuitState.HALF_OPEN: 1, CircuitState.OPEN: 2, CircuitState.ISOLATED: 3}
+_MAX_REPORTED = 100  # circuits with a gauge of their own: keys may come from users
+
+
+class _KeyedCircuit:
+    """A circuit, the key it is for, and the error that last counted against it."""
+
+    __slots__ = ("circuit", "key", "last_error")
+
+    def __init__(self, key: Hashable, options: CircuitOptions, rng: Random) -> None:
+        self.key = key
+        self.circuit = Circuit(options, rng=rng)
+        self.last_error: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CircuitBreaker:
+    """Refuse calls to a target while it is failing.
+
+    The options and their defaults are those of `CircuitOptions`. Each `key` has a circuit of its own. An
+    attempt counts when its reply has been read to its end: failures of the target do, throttling (429),
+    the request's own faults and cancellations do not. With `dry_run` everything is counted and reported,
+    nothing refused. Raises `CircuitOpenError` with `retry_after`.
+    """
+
+    failure_ratio: float | None = 0.5
+    minimum_throughput: int = 10
+    sampling_duration: float | None = None
+    sampling_calls: int | None = None
+    consecutive_failures: int | None = 5
+    slow_call_ratio: float | None = None
+    slow_call_duration: float | None = None
+    break_duration: float = 15.0
+    break_multiplier: float = 1.5
+    max_break_duration: float = 30.0
+    break_jitter_ratio: float = 0.0
+    half_open_max_calls: int = 1
+    success_threshold: int = 1
+    probe_timeout: float = 60.0
+    key: Key = "target"
+    max_keys: int = 10_000
+    dry_run: bool = False
+    random: Random = field(default_factory=Random, repr=False)
+    name: str = "circuit"
+    placement: ClassVar[Placement] = Placement.BREAKER
+    _circuits: Keyed[_KeyedCircuit] = field(init=False, repr=False)
+    _telemetries: list[Telemetry] = field(init=False, repr=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        options = CircuitOptions(
+            failure_ratio=self.failure_ratio,
+            minimum_throughput=self.minimum_throughput,
+            sampling_duration=self.sampling_duration,
+            sampling_calls=self.sampling_calls,
+            consecutive_failures=self.consecutive_failures,
+            slow_call_ratio=self.slow_call_ratio,
+            slow_call_duration=self.slow_call_duration,
+            break_duration=self.break_duration,
+            break_multiplier=self.break_multiplier,
+            max_break_duration=self.max_break_duration,
+            break_jitter_ratio=self.break_jitter_ratio,
+            half_open_max_calls=self.half_open_max_calls,
+            success_threshold=self.success_threshold,
+            probe_timeout=self.probe_timeout,
+        )
+        circuits = Keyed(
+            self.name,
+            self.key,
+            lambda key: _KeyedCircuit(key, options, self.random),
+            idle=lambda keyed, now: keyed.circuit.idle(now),
+            max_keys=self.max_keys,
+        )
+        object.__setattr__(self, "_circuits", circuits)
+
+    async def __call__(self, call: Call, call_next: CallNext) -> Reply:
+        """Let an attempt through, or refuse it at once."""
+        keyed = self._circuits(call)
+        circuit = keyed.circuit
+        admission = circuit.admit(call.loop.time())
+        if circuit.transitions:
+            self._report(call, keyed)
+        if isinstance(admission, Refusal):
+            error = self._refused(keyed, admission)
+            call.telemetry.rejected(call, error, dry_run=self.dry_run)
+            if not self.dry_run:
+                raise error
+        else:
+            call.on_finish(partial(self._record, call, keyed, admission))
+        return await call_next(call)
+
+    def _record(self, call: Call, keyed: _KeyedCircuit, admission: Admission, outcome: Outcome) -> None:
+        now = call.loop.time()
+        circuit = keyed.circuit
+        result = _RESULTS.get(outcome.verdict, Result.NEUTRAL)
+        if result is Result.FAILURE:
+            keyed.last_error = outcome.error_type
+        to_first = call.first_content if call.first_content is not None else now - call.started
+        circuit.record(admission, now, result, time_to_first_token=to_first, retry_after=outcome.retry_after)
+        if circuit.transitions:
+            self._report(call, keyed)
+
+    def _report(self, call: Call, keyed: _KeyedCircuit) -> None:
+        for change in keyed.circuit.drain():
+            call.telemetry.breaker_changed(call, self._series(keyed), change.from_, change.to, change.reason)
+
+    def _label(self, keyed: _KeyedCircuit) -> str:
+        """Give a circuit's name for people: the breaker's and the key's."""
+        key = keyed.key
+        parts = key if isinstance(key, tuple) else (key,)
+        return ":".join([self.name, *(str(part) for part in parts)])
+
+    def _series(self, keyed: _KeyedCircuit) -> str:
+        """Give a circuit's name for telemetry, without a key that may be a tenant's: there are too many of these."""
+        keys = self.key if isinstance(self.key, tuple) else (self.key,)
+        return self._label(keyed) if {"target", "model"}.issuperset(keys) else self.name
+
+    def _refused(self, keyed: _KeyedCircuit, refusal: Refusal) -> CircuitOpenError:
+        name = self._label(keyed)
+        isolated = refusal.state is CircuitState.ISOLATED
+        cause = "it was isolated by hand" if isolated else f"{refusal.reason}, last error: {keyed.last_error}"
+        return CircuitOpenError(
+            f"{name} is {refusal.state.value} ({cause})",
+            retry_after=None if isolated else refusal.retry_after,
+            name=self.name,
+        )
+
+    def state(self, key: Hashable) -> CircuitState:
+        """Give the state of a key's circuit; an open one whose break has elapsed is still `OPEN` until a call comes."""
+        return self._circuits.get(key).circuit.state
+
+    def isolate(self, key: Hashable) -> None:
+        """Let nothing through for a key until `close`."""
+        keyed = self._circuits.get(key)
+        keyed.circuit.isolate(anyio.current_time())
+        self._report_by_hand(keyed)
+
+    def close(self, key: Hashable) -> None:
+        """Let everything through for a key, with nothing counted."""
+        keyed = self._circuits.get(key)
+        keyed.circuit.close(anyio.current_time())
+        self._report_by_hand(keyed)
+
+    def _report_by_hand(self, keyed: _KeyedCircuit) -> None:
+        for change in keyed.circuit.drain():
+            for telemetry in self._telemetries[:1]:  # pipelines that share this breaker share the counter
+                telemetry.transition(self._series(keyed), change.from_, change.to, change.reason)
+
+    def observe(self, telemetry: Telemetry) -> None:
+        """Report the gauge `breaker.state`: 0 closed, 1 half-open, 2 open, 3 isolated."""
+        self._telemetries.append(telemetry)
+        telemetry.observe(
+            BREAKER_STATE, self._observe, "1", "0 closed, 1 half-open, 2 open, 3 isolated", merge=max
+        )
+
+    def _observe(self) -> Iterable[tuple[float, Mapping[str, str]]]:
+        for _, keyed in zip(range(_MAX_REPORTED), self._circuits.values(), strict=False):
+            yield _GAUGE[keyed.circuit.state], {BREAKER_NAME: self._series(keyed)}

@@ -1,0 +1,195 @@
+"""A limit on the attempts in flight that finds its own size."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
+
+from resilient_llm.core.aimd import AIMDLimit, LimitAlgorithm, Sent
+from resilient_llm.core.waiting_room import WaitingRoom
+from resilient_llm.errors import ConcurrencyLimitError, ConfigurationError
+from resilient_llm.ordering import Placement
+from resilient_llm.outcome import Outcome, Scope, Verdict
+from resilient_llm.policies._keyed import Key, Keyed
+from resilient_llm.policies._options import at_least, seconds
+from resilient_llm.policies._slots import SlotPool
+from resilient_llm.telemetry.names import DRY_RUN, LIMITER_NAME, WAIT_QUEUE_DEPTH
+
+if TYPE_CHECKING:
+    from resilient_llm.call import Call, CallNext
+    from resilient_llm.message import Reply
+    from resilient_llm.telemetry import Telemetry
+
+__all__ = ["ConcurrencyLimit"]
+
+_OVERLOADED = frozenset({503, 504, 529})
+_UNBOUNDED = sys.maxsize
+_MAX_REPORTED = 100  # limits with a gauge of their own: keys may come from users
+
+
+class _KeyedLimit:
+    """The limit of one key, and the slots it is the number of."""
+
+    __slots__ = ("algorithm", "key", "pool")
+
+    def __init__(self, key: Hashable, algorithm: LimitAlgorithm, pool: SlotPool) -> None:
+        self.key = key
+        self.algorithm = algorithm
+        self.pool = pool
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ConcurrencyLimit:
+    """Let as many attempts run at once as their target can take, and find out how many that is.
+
+    The limit starts at `initial` and stays between `min` and `max`. Throttling (429), overload (503, 504, 529)
+    and timeouts make it `decrease_ratio` times itself, at most once per round trip; so does, more gently, a
+    rise in concurrency of which less than `min_gain_ratio` came out as throughput (`None`: that is not looked
+    at). Successes make it grow by one per round trip while it is in use. Other failures, cancellations and
+    refusals on this side count for nothing. `algorithm` makes another `LimitAlgorithm` for each key, in place
+    of `AIMDLimit` with these options.
+
+    Up to `max_queued` attempts wait for a slot, in turn among tenants, each for at most `max_wait` seconds and
+    never past its deadline. A slot is held until the reply has been read to its end. With `dry_run` everything
+    is counted and reported, nothing waits and nothing is refused. Raises `ConcurrencyLimitError` with a guess
+    at `retry_after`. For a limit that is known use `Bulkhead(key="target")`.
+    """
+
+    initial: int = 20
+    min: int = 1
+    max: int = 200
+    decrease_ratio: float = 0.7
+    min_gain_ratio: float | None = 0.25
+    max_queued: int = 100
+    max_wait: float = 30.0
+    key: Key = "target"
+    max_keys: int = 10_000
+    algorithm: Callable[[], LimitAlgorithm] | None = None
+    dry_run: bool = False
+    name: str = "concurrency_limit"
+    # Not a limit on calls: between a call's attempts lie backoffs, which are no time of the target's.
+    placement: ClassVar[Placement] = Placement.ATTEMPT_CONCURRENCY
+    _limits: Keyed[_KeyedLimit] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        at_least(1, initial=self.initial, min=self.min, max=self.max, max_keys=self.max_keys)
+        at_least(0, max_queued=self.max_queued)
+        seconds(max_wait=self.max_wait, zero=True, infinite=True)
+        try:
+            self._new_algorithm()
+        except ValueError as error:
+            raise ConfigurationError(str(error)) from error
+        limits = Keyed(self.name, self.key, self._make, idle=_is_idle, max_keys=self.max_keys)
+        object.__setattr__(self, "_limits", limits)
+
+    def _new_algorithm(self) -> LimitAlgorithm:
+        if self.algorithm is not None:
+            return self.algorithm()
+        return AIMDLimit(
+            initial=self.initial,
+            minimum=self.min,
+            maximum=self.max,
+            decrease_ratio=self.decrease_ratio,
+            min_gain_ratio=self.min_gain_ratio,
+        )
+
+    def _make(self, key: Hashable) -> _KeyedLimit:
+        algorithm = self._new_algorithm()
+        pool = SlotPool(
+            _UNBOUNDED if self.dry_run else algorithm.limit,
+            WaitingRoom(self.max_queued),
+            name=self.name,
+            max_wait=self.max_wait,
+            error=ConcurrencyLimitError,
+        )
+        return _KeyedLimit(key, algorithm, pool)
+
+    async def __call__(self, call: Call, call_next: CallNext) -> Reply:
+        """Take a slot, waiting for it if need be, and await the rest of the pipeline."""
+        limit = self._limits(call)
+        slots = limit.pool.slots
+        if not slots.try_acquire(call.tenant):
+            await limit.pool.acquire(call, call.tenant)
+        algorithm = limit.algorithm
+        sent = Sent(call.loop.time(), slots.in_use, algorithm.generation)
+        if self.dry_run and sent.in_flight > algorithm.limit:
+            self._report_excess(call, limit, sent.in_flight - algorithm.limit)
+        call.on_finish(partial(self._finish, call, limit, sent))
+        return await call_next(call)
+
+    def _finish(self, call: Call, limit: _KeyedLimit, sent: Sent, outcome: Outcome) -> None:
+        now = call.loop.time()
+        dropped = _is_drop(outcome)
+        pool = limit.pool
+        if dropped or outcome.ok:
+            size = limit.algorithm.on_sample(now, sent, dropped=dropped)
+            if size != pool.slots.limit and not self.dry_run:
+                pool.resize(size, now)
+        pool.release(now, since=sent.at, tenant=call.tenant)
+
+    def _report_excess(self, call: Call, limit: _KeyedLimit, excess: int) -> None:
+        """Say what would have become of an attempt beyond the limit."""
+        if excess > self.max_queued:
+            call.telemetry.rejected(call, limit.pool.full("its queue is full"), dry_run=True)
+        else:
+            call.telemetry.event(
+                call, "would_wait", {LIMITER_NAME: self.name, WAIT_QUEUE_DEPTH: excess, DRY_RUN: True}
+            )
+
+    def limit(self, key: Hashable) -> int:
+        """Give the limit of a key as it is now."""
+        return self._limits.get(key).algorithm.limit
+
+    def in_use(self) -> int:
+        """Count the slots in use over all keys."""
+        return sum(limit.pool.slots.in_use for limit in self._limits.values())
+
+    def queued(self) -> int:
+        """Count the attempts waiting over all keys."""
+        return sum(len(limit.pool.slots.room) for limit in self._limits.values())
+
+    def observe(self, telemetry: Telemetry) -> None:
+        """Report the gauges `concurrency.limit`, `concurrency.active` and `concurrency.queued`."""
+        telemetry.observe(
+            "concurrency.limit", self._observe_limit, "{attempt}", "Attempts that may be in flight"
+        )
+        telemetry.observe(
+            "concurrency.active", self._observe_active, "{attempt}", "Attempts that hold a slot"
+        )
+        telemetry.observe(
+            "concurrency.queued", self._observe_queued, "{attempt}", "Attempts that wait for a slot"
+        )
+
+    def _observe_limit(self) -> Iterable[tuple[float, Mapping[str, str]]]:
+        for _, limit in zip(range(_MAX_REPORTED), self._limits.values(), strict=False):
+            yield limit.algorithm.limit, {LIMITER_NAME: self._series(limit)}
+
+    def _series(self, limit: _KeyedLimit) -> str:
+        """Give a limit's name for telemetry, without a key that may be a tenant's: there are too many of these."""
+        keys = self.key if isinstance(self.key, tuple) else (self.key,)
+        if not {"target", "model"}.issuperset(keys):
+            return self.name
+        parts = limit.key if isinstance(limit.key, tuple) else (limit.key,)
+        return ":".join([self.name, *(str(part) for part in parts)])
+
+    def _observe_active(self) -> Iterable[tuple[float, Mapping[str, str]]]:
+        yield self.in_use(), {LIMITER_NAME: self.name}
+
+    def _observe_queued(self) -> Iterable[tuple[float, Mapping[str, str]]]:
+        yield self.queued(), {LIMITER_NAME: self.name}
+
+
+def _is_idle(limit: _KeyedLimit, now: float) -> bool:
+    return limit.pool.idle(now)
+
+
+def _is_drop(outcome: Outcome) -> bool:
+    """Tell whether the target had too much to do, rather than something wrong with it or the request."""
+    if outcome.verdict is Verdict.THROTTLED:
+        return True
+    if outcome.verdict is not Verdict.FAILURE:
+        return False
+    return outcome.scope is Scope.UPSTREAM or outcome.status in _OVERLOADED or outcome.timed_out

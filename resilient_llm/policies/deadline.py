@@ -1,0 +1,64 @@
+"""The total deadline of a call."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import anyio
+
+from resilient_llm.errors import DeadlineExceededError
+from resilient_llm.ordering import Placement
+from resilient_llm.policies._options import seconds
+
+if TYPE_CHECKING:
+    from resilient_llm.call import Call, CallNext
+    from resilient_llm.message import Reply
+    from resilient_llm.outcome import Outcome
+
+__all__ = ["Deadline"]
+
+_NUMBER = re.compile(rb"[0-9]{1,9}(\.[0-9]{1,9})?")
+
+
+@dataclass(frozen=True, kw_only=False, eq=False)
+class Deadline:
+    """End a call `total` seconds after it began: queues, attempts, backoff and stream included.
+
+    A call can also inherit an earlier deadline: from the request it is made for, or at the ASGI door
+    from the caller's `header` (seconds), which can only shorten it. Raises `DeadlineExceededError`.
+    """
+
+    total: float
+    header: str | None = "x-request-timeout"
+    placement: ClassVar[Placement] = Placement.DEADLINE
+
+    def __post_init__(self) -> None:
+        seconds(total=self.total)
+
+    async def __call__(self, call: Call, call_next: CallNext) -> Reply:
+        """Await the rest of the pipeline, until the deadline."""
+        total = self.total
+        if call.inbound and self.header is not None:
+            total = min(total, _asked_for(call, self.header))
+        call.deadline = min(call.deadline, call.started + total)
+        with anyio.CancelScope(deadline=call.deadline) as scope:
+            if call.inbound:
+                # There the pipeline returns only when the app does; what runs after the reply has no deadline.
+                call.on_finish(lambda _outcome: _disarm(scope, _outcome))
+            return await call_next(call)
+        msg = f"the call was not done by its deadline, {call.deadline - call.started:g} s after it began"
+        raise DeadlineExceededError(msg)
+
+
+def _disarm(scope: anyio.CancelScope, _outcome: Outcome) -> None:
+    scope.deadline = math.inf
+
+
+def _asked_for(call: Call, header: str) -> float:
+    value = call.request.header(header.lower().encode("latin-1"))
+    if value is None or _NUMBER.fullmatch(value.strip()) is None:
+        return math.inf
+    return float(value)

@@ -1,0 +1,246 @@
+"""Requests and tokens per minute, of a tenant, a model and an account, as one decision."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from resilient_llm._loop import LoopBound
+from resilient_llm.core.quota import LimitLevel, Reservation
+from resilient_llm.core.rate_feedback import learn, learn_refusal
+from resilient_llm.core.ratelimit_headers import rate_limit_levels
+from resilient_llm.core.waiting_room import WaitingRoom
+from resilient_llm.errors import (
+    AttemptError,
+    ConfigurationError,
+    CostExceedsCapacityError,
+)
+from resilient_llm.ordering import Placement
+from resilient_llm.outcome import Outcome, Verdict
+from resilient_llm.policies._keyed import Key
+from resilient_llm.policies._options import at_least, seconds
+from resilient_llm.policies._quotas import QuotaSet
+from resilient_llm.policies._rate_waiters import RateWaiters
+from resilient_llm.policies._settlement import never_sent, tokens_used
+from resilient_llm.policies.limit import Limit
+from resilient_llm.policies.tokens import Estimate, TokenEstimate, amount, estimate_once
+from resilient_llm.telemetry.names import DRY_RUN, LIMIT_UNIT, LIMITER_NAME, WAIT_TIME
+
+if TYPE_CHECKING:
+    from resilient_llm.call import Call, CallNext
+    from resilient_llm.message import Headers, Reply
+    from resilient_llm.telemetry import Telemetry
+
+__all__ = ["RateLimit"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RateLimit:
+    """Let calls pass at no more than so many requests and tokens a minute.
+
+    `RateLimit(requests_per_minute=..., tokens_per_minute=..., burst=...)` limits each `key`, by default each tenant,
+    as one `Limit` with these options; `limits` are several, of which a call takes all it needs or nothing. A bucket
+    holds `window` seconds' worth, and grants in any T seconds at most that and what T seconds refill, less what is
+    given back. Counted in this process only.
+
+    A call reserves one request, or what `cost` says, and its `estimate` of tokens; once it is over, the usage that
+    its reply reported replaces the estimate, and what was never sent is given back. The replies of a provider lower
+    the levels of limits that mirror its own.
+
+    When too little is left a call waits, for at most `max_wait` seconds and never past its deadline, in turn among
+    tenants by estimated tokens and `weights`, inside a tenant by priority (`ageing` as in `WaitingRoom`). A wait that
+    cannot fit is refused at once. What exceeds a bucket is refused for good, or with `oversize="borrow"` passes when
+    the bucket is full and leaves a debt. With `dry_run` everything is counted and reported, nothing waits and
+    nothing is refused.
+
+    Raises `RateLimitedError` and `CostExceedsCapacityError`.
+    """
+
+    requests_per_minute: float | None = None
+    tokens_per_minute: float | None = None
+    burst: float | None = None
+    key: Key | None = "tenant"
+    window: float = 60.0
+    learn: bool | None = None
+    limits: Sequence[Limit] = ()
+    max_wait: float = 30.0
+    max_queued: int = 10_000
+    max_queued_per_tenant: int = 5_000
+    weights: Mapping[Hashable, float] | Callable[[Hashable], float] | None = None
+    ageing: float = 10.0
+    cost: Callable[[Call], float] | None = None
+    estimate: Estimate = field(default_factory=TokenEstimate)
+    oversize: Literal["refuse", "borrow"] = "refuse"
+    max_keys: int = 10_000
+    dry_run: bool = False
+    name: str = "rate_limit"
+    placement: ClassVar[Placement] = Placement.ADMISSION
+    attempt_placement: ClassVar[Placement] = Placement.ATTEMPT_RATE
+    _quotas: QuotaSet = field(init=False, repr=False)
+    _waiters: RateWaiters = field(init=False, repr=False)
+    _loop: LoopBound = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        at_least(1, max_queued_per_tenant=self.max_queued_per_tenant, max_keys=self.max_keys)
+        at_least(0, max_queued=self.max_queued)
+        seconds(max_wait=self.max_wait, zero=True, infinite=True)
+        seconds(ageing=self.ageing, zero=True)
+        if self.oversize not in ("refuse", "borrow"):
+            raise ConfigurationError(f"oversize={self.oversize!r}: allowed are 'refuse' and 'borrow'")
+        quotas = QuotaSet(self._all_limits(), max_keys=self.max_keys, name=self.name)
+        try:
+            self._make_room()
+        except ValueError as error:
+            raise ConfigurationError(str(error)) from error
+        waiters = RateWaiters(
+            quotas, self._make_room, max_queued=self.max_queued, max_wait=self.max_wait, name=self.name
+        )
+        object.__setattr__(self, "_quotas", quotas)
+        object.__setattr__(self, "_waiters", waiters)
+        object.__setattr__(self, "_loop", LoopBound(self.name, self._forget))
+
+    def _all_limits(self) -> Sequence[Limit]:
+        single = (self.requests_per_minute, self.tokens_per_minute, self.burst)
+        if not self.limits:
+            requests, tokens, burst = single
+            return [
+                Limit(
+                    key=self.key,
+                    requests_per_minute=requests,
+                    tokens_per_minute=tokens,
+                    burst=burst,
+                    window=self.window,
+                    learn=self.learn,
+                )
+            ]
+        if any(rate is not None for rate in single):
+            raise ConfigurationError(
+                "limits= and requests_per_minute=, tokens_per_minute= or burst= exclude each other: "
+                "give each scope a Limit of its own"
+            )
+        return self.limits
+
+    def _make_room(self) -> WaitingRoom[Hashable]:
+        return WaitingRoom(
+            self.max_queued,
+            max_queued_per_tenant=self.max_queued_per_tenant,
+            weights=self.weights,
+            ageing=self.ageing,
+        )
+
+    def _forget(self) -> None:
+        self._quotas.clear()
+        self._waiters.forget()
+
+    async def __call__(self, call: Call, call_next: CallNext) -> Reply:
+        """Take what the call needs of every limit, waiting for it if need be, and await the rest of the pipeline."""
+        self._loop.bind(call.loop)
+        now = call.loop.time()
+        reservation = self._reserve(call, now)
+        if self.dry_run:
+            if not self._rehearse(call, reservation, now):
+                return await call_next(call)
+        elif len(self._waiters.queue) or not reservation.take_at_once(now):
+            if error := self._oversized(reservation, now):
+                call.telemetry.rejected(call, error)
+                raise error
+            await self._waiters.take(call, reservation, now)
+        call.on_finish(partial(self._finish, call, reservation))
+        if not self._quotas.mirrored or call.inbound:
+            return await call_next(call)
+        if not reservation.spent:
+            reservation.mark()
+        try:
+            reply = await call_next(call)
+        except AttemptError as error:
+            self._learn(call, reservation, [] if error.reply is None else error.reply.headers, error.outcome)
+            raise
+        self._learn(call, reservation, reply.headers)
+        return reply
+
+    def _reserve(self, call: Call, now: float) -> Reservation:
+        requests = 1.0 if self.cost is None else amount("cost", self.cost, call, otherwise=_one)
+        tokens = 0.0
+        if self._quotas.counts_tokens:
+            if call.inbound and isinstance(self.estimate, TokenEstimate):
+                raise ConfigurationError(
+                    f"{self.name}: a request at the ASGI door has no prompt to estimate tokens from: give estimate="
+                )
+            tokens = estimate_once(call, self.estimate)
+        return self._quotas.reserve(call, now, requests=requests, tokens=tokens)
+
+    def _oversized(self, reservation: Reservation, now: float) -> CostExceedsCapacityError | None:
+        if self.oversize == "borrow":
+            return None
+        return self._quotas.oversized(reservation, now, name=self.name)
+
+    def _rehearse(self, call: Call, reservation: Reservation, now: float) -> bool:
+        """Do for a dry run as if the call waited: a debt stands for the queue. `False` when it would be refused."""
+        if error := self._oversized(reservation, now):
+            call.telemetry.rejected(call, error, dry_run=True)
+            return False
+        wait = self._waiters.would_take(call, reservation, now)
+        if wait:
+            would: Mapping[str, str | float] = {LIMITER_NAME: self.name, WAIT_TIME: wait, DRY_RUN: True}
+            call.telemetry.event(call, "would_wait", would)
+        return wait is not None
+
+    def _finish(self, call: Call, reservation: Reservation, outcome: Outcome) -> None:
+        now = call.loop.time()
+        tokens = tokens_used(call, outcome) if self._quotas.counts_tokens else None
+        if not outcome.ok and never_sent(call, outcome):
+            reservation.cancel(now)
+        elif tokens is None:
+            reservation.keep()
+            return
+        else:
+            self._quotas.settle(reservation, tokens, now)
+        self._waiters.give_back(call.tenant, now)
+
+    def _learn(
+        self, call: Call, reservation: Reservation, headers: Headers, outcome: Outcome | None = None
+    ) -> None:
+        """Lower the levels of limits that mirror the provider's to what its reply says."""
+        now = call.loop.time()
+        # Only for a reset given as a date by a reply without one; that is on the world's clock.
+        levels = rate_limit_levels(headers, datetime.now(UTC).timestamp())  # noqa: TID251
+        if outcome is not None and outcome.verdict is Verdict.THROTTLED:
+            exact = outcome.retry_after_source != "ratelimit-reset"
+            retry_after = outcome.retry_after if exact else None
+            learn_refusal(levels, reservation, self._quotas.mirrored, now, retry_after=retry_after)
+        if levels:
+            learn(levels, reservation, self._quotas.mirrored, now)
+
+    def levels(self, call: Call) -> tuple[LimitLevel, ...]:
+        """Say where the limits of a call stand, for `RateLimit` headers and the like."""
+        return self._quotas.peek(call, call.loop.time())
+
+    def queued(self) -> int:
+        """Count the calls that wait."""
+        return len(self._waiters.queue)
+
+    def observe(self, telemetry: Telemetry) -> None:
+        """Report the gauge `limit.remaining`: by limit, of the key that has least."""
+        telemetry.observe(
+            "limit.remaining", self._observe, "1", "What remains of a limit, for who has least", merge=min
+        )
+
+    def _observe(self) -> Iterable[tuple[float, Mapping[str, str]]]:
+        for scope, dimension, remaining in self._quotas.lowest(self._clock()):
+            yield remaining, {LIMITER_NAME: f"{self.name}:{scope}", LIMIT_UNIT: dimension}
+
+    def _clock(self) -> float:
+        """Give the time, or in a thread where trio's cannot be read, one so early that nothing is refilled by it."""
+        loop = self._loop._loop
+        try:
+            return -math.inf if loop is None else loop.time()
+        except RuntimeError:
+            return -math.inf
+
+
+def _one(_call: Call) -> float:
+    return 1.0

@@ -1,0 +1,190 @@
+"""The attempt loop: whether a failed attempt is made again, and when."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+import anyio
+
+from resilient_llm.core.backoff import Backoff, floor_with_jitter
+from resilient_llm.core.retry_budget import RetryBudget
+from resilient_llm.errors import AttemptError, ConfigurationError, RejectedError
+from resilient_llm.ordering import Placement
+from resilient_llm.outcome import Outcome
+from resilient_llm.policies._keyed import Keyed
+from resilient_llm.policies._options import at_least, seconds
+from resilient_llm.policies.deadline import Deadline
+
+if TYPE_CHECKING:
+    from resilient_llm.call import Call, CallNext
+    from resilient_llm.message import Reply
+
+__all__ = ["Retry"]
+
+_MAX_KEYS = 1024
+
+
+class _Wait(NamedTuple):
+    """A backoff that was decided: its length in seconds, and what it comes from."""
+
+    delay: float
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Retry:
+    """Make a failed attempt again, up to `max_attempts` in all, the first included.
+
+    Waits as long as the provider asks, never less, else by `backoff`; a hint over `max_retry_after`, or a
+    wait that does not fit the deadline, ends the call at once. Retries draw on a budget for each target:
+    `budget_ratio` of its calls plus `budget_min_per_second`. A failure after which the request may have been
+    carried out is retried only with `retry_ambiguous` and for requests that do no harm twice; uploads that
+    can be read only once are kept for a second attempt up to `max_replay_body` bytes.
+
+    Raises the last `AttemptError`. Sources: AWS Architecture Blog (full jitter); Finagle's retry budget.
+    """
+
+    max_attempts: int = 3
+    backoff: Backoff = field(default_factory=Backoff)
+    max_retry_after: float = 120.0
+    min_remaining: float = 0.1
+    """An attempt that would have less than this left until the deadline is not begun."""
+    budget_ratio: float = 0.2
+    budget_min_per_second: float = 1.0
+    retry_ambiguous: bool = True
+    idempotency_key: bool = True
+    max_replay_body: int = 1024 * 1024
+    random: Random = field(default_factory=Random, repr=False)
+    name: str = "retry"
+    placement: ClassVar[Placement] = Placement.RETRY
+    _budgets: Keyed[RetryBudget] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        at_least(1, max_attempts=self.max_attempts)
+        at_least(0, max_replay_body=self.max_replay_body)
+        seconds(max_retry_after=self.max_retry_after, min_remaining=self.min_remaining, zero=True)
+        self._budget(None)  # validates
+        budgets = Keyed(
+            f"{self.name} budget", "target", self._budget, idle=RetryBudget.idle, max_keys=_MAX_KEYS
+        )
+        object.__setattr__(self, "_budgets", budgets)
+
+    def check(self, policies: Sequence[object]) -> None:
+        """Raise `ConfigurationError` when no retry could ever be made in time."""
+        for policy in policies:
+            if isinstance(policy, Deadline) and self.max_attempts > 1 and self.backoff.jitter == "none":
+                least = self.backoff.initial + self.min_remaining
+                if least >= policy.total:
+                    msg = (
+                        f"no retry fits: the first backoff and min_remaining are {least:g} s together, "
+                        f"the deadline is total={policy.total:g} s"
+                    )
+                    raise ConfigurationError(msg)
+
+    def _budget(self, _key: Hashable) -> RetryBudget:
+        return RetryBudget(ratio=self.budget_ratio, min_per_second=self.budget_min_per_second)
+
+    async def __call__(self, call: Call, call_next: CallNext) -> Reply:
+        """Make attempts until one succeeds or no further one makes sense."""
+        budget = self._budgets(call)
+        budget.deposit(call.loop.time())
+        await self._prepare(call)
+        failure: AttemptError | None = None
+        while True:
+            attempt = call.attempt(reason="initial" if failure is None else "retry")
+            try:
+                return await attempt.run(call_next)
+            except RejectedError:
+                # Refused below, by an open circuit or a full target: no attempt was made of it. What the provider
+                # itself said last tells the caller more than our refusal to ask again.
+                call.attempts -= 1
+                if failure is None:
+                    raise
+                call.retries -= 1
+                call.exhausted = True
+                raise failure  # noqa: B904 - its cause is the transport's own exception, and stays
+            except AttemptError as error:
+                if failure is not None and failure.reply is not None:
+                    await failure.reply.stream.aclose()
+                failure = error
+            wait = self._decide(call, failure.outcome, budget)
+            if wait is None:
+                raise failure
+            if failure.reply is not None and not failure.reply.buffered:
+                await failure.reply.stream.aclose()
+                failure.reply = None
+            await self._back_off(call, wait, budget)
+            call.retries += 1
+
+    async def _prepare(self, call: Call) -> None:
+        request = call.request
+        if request.body is None and request.buffer_upload is not None and self.max_attempts > 1:
+            since = call.loop.time()
+            try:
+                request = call.request = await request.buffer_upload(self.max_replay_body)
+            finally:
+                call.telemetry.step(call, "read upload", since=since)
+        header = call.profile.idempotency_header if self.idempotency_key else None
+        if header is not None and request.header(header) is None:
+            key = uuid.UUID(int=self.random.getrandbits(128), version=4)
+            call.request = request.replace(headers=[*request.headers, (header, str(key).encode())])
+
+    def _decide(self, call: Call, outcome: Outcome, budget: RetryBudget) -> _Wait | None:
+        """Give the wait before the next attempt, or `None` when there is to be none."""
+        if not outcome.retryable:
+            return None
+        why: str | None = None
+        wait = self._wait(call, outcome)
+        if call.attempts >= self.max_attempts:
+            why = "max_attempts"
+        elif not call.request.replayable:
+            why = "body_not_replayable"
+        elif outcome.ambiguous and not self.retry_ambiguous:
+            why = "ambiguous"
+        elif (outcome.ambiguous or outcome.status is not None) and not call.profile.repeat_safe:
+            why = "not_repeat_safe"
+        elif math.isinf(wait.delay):
+            why = "retry_after_over_cap"
+        elif wait.delay + self.min_remaining > call.remaining():
+            why = "deadline"
+        elif not budget.withdraw(call.loop.time()):
+            why = "budget"
+        if why is None:
+            return wait
+        call.exhausted = True
+        call.telemetry.retry_suppressed(call, why)
+        return None
+
+    def _wait(self, call: Call, outcome: Outcome) -> _Wait:
+        delay = self.backoff.delay(call.attempts, self.random)
+        hint = outcome.retry_after
+        if hint is None or not hint:  # 0 sets no minimum
+            return _Wait(delay, "exponential")
+        longest = min(self.max_retry_after, call.remaining() - self.min_remaining)
+        if outcome.retry_after_source == "ratelimit-reset":
+            # When the bucket will be full again: one request may be let through long before.
+            if hint > longest:
+                return _Wait(delay, "exponential")
+            return _Wait(max(delay, floor_with_jitter(hint, self.random)), "ratelimit_reset")
+        if hint > self.max_retry_after:  # the hint itself: its jitter may go past the cap, a provider may not
+            return _Wait(math.inf, "retry_after")
+        return _Wait(max(delay, floor_with_jitter(hint, self.random)), "retry_after")
+
+    async def _back_off(self, call: Call, wait: _Wait, budget: RetryBudget) -> None:
+        since = call.loop.time()
+        try:
+            await anyio.sleep(wait.delay)
+        finally:
+            call.telemetry.backoff(
+                call,
+                since=since,
+                planned=wait.delay,
+                source=wait.source,
+                next_attempt=call.attempts + 1,
+                budget=budget.remaining(call.loop.time()),
+            )

@@ -1,0 +1,191 @@
+"""How many tokens a call will use, before it is sent: an estimate that limits reserve and settle later.
+
+Reads a request's JSON whatever its dialect. What is done with the number must not enter here.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, TypeAlias
+
+from resilient_llm.errors import ConfigurationError
+from resilient_llm.policies._options import at_least
+
+if TYPE_CHECKING:
+    from resilient_llm.call import Call
+    from resilient_llm.message import JSONObject
+
+__all__ = ["Estimate", "TokenEstimate", "amount", "estimate_once"]
+
+logger = logging.getLogger("resilient_llm")
+
+Estimate: TypeAlias = Callable[["Call"], float]
+"""Say how many tokens a call will use."""
+
+_PROMPT = frozenset(
+    {
+        "messages",
+        "prompt",
+        "input",
+        "instructions",
+        "system",
+        "tools",
+        "functions",
+        "contents",  # Gemini
+        "content",
+        "requests",
+        "systemInstruction",
+        "system_instruction",
+    }
+)
+_OUTPUT_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens", "maxOutputTokens")
+_CHOICES = ("n", "candidateCount")
+_NO_OUTPUT = frozenset({"embeddings", "moderation", "rerank", "count_tokens", "speech"})
+_ATTACHMENTS = frozenset(
+    {
+        "image",
+        "image_url",
+        "input_image",
+        "audio",
+        "input_audio",
+        "file",
+        "input_file",
+        "document",
+        "video_url",
+    }
+)
+_INLINE = frozenset({"inlineData", "inline_data", "fileData", "file_data"})  # Gemini's parts have no type
+_SAMPLE = 16_384  # characters of one text that are encoded; the rest of a longer one is taken to be like them
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenEstimate:
+    """Estimate the tokens of a call: those of its prompt, and all that it allows the answer to have.
+
+    The prompt is everything said in it, keys of messages and tools included, which stand for what a provider adds to
+    each: UTF-8 bytes divided by `bytes_per_token`, or counted by the tiktoken `encoding` where one is given (extra
+    `tiktoken`, loaded now; it may fetch the encoding from the network). An image, sound or file counts as
+    `attachment_tokens`. Token ids are counted as they are. The answer is what the request sets as its most, times the
+    choices asked for, or `output_tokens` where it sets nothing; embeddings have none. A request without any prompt,
+    such as a list of models, has no tokens.
+
+    Raises `ConfigurationError` for options that cannot work, and `ImportError` when tiktoken is not installed.
+    """
+
+    bytes_per_token: float = 4.0
+    output_tokens: int = 500
+    attachment_tokens: int = 1_000
+    encoding: str | None = None
+    _count: Callable[[str], float] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        at_least(0, output_tokens=self.output_tokens, attachment_tokens=self.attachment_tokens)
+        if not 0 < self.bytes_per_token < math.inf:
+            raise ConfigurationError(
+                f"bytes_per_token={self.bytes_per_token!r}: allowed are finite numbers above 0"
+            )
+        count = self._by_bytes if self.encoding is None else _tiktoken_counter(self.encoding)
+        object.__setattr__(self, "_count", count)
+
+    def __call__(self, call: Call) -> int:
+        """Give the estimate for a call."""
+        body = call.request.json
+        texts, ids, attachments = _said_in([value for name, value in body.items() if name in _PROMPT])
+        if not (texts or ids or attachments):
+            return 0
+        prompt = self._count("\n".join(texts)) + ids + attachments * self.attachment_tokens
+        return math.ceil(prompt) + (0 if call.operation in _NO_OUTPUT else self._output(body))
+
+    def _output(self, body: JSONObject) -> int:
+        config = body.get("generationConfig")
+        places = (body, config) if isinstance(config, Mapping) else (body,)
+        return _first(places, _OUTPUT_LIMITS, self.output_tokens) * max(1, _first(places, _CHOICES, 1))
+
+    def _by_bytes(self, text: str) -> float:
+        size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+        return size / self.bytes_per_token
+
+
+def _said_in(parts: list[object]) -> tuple[list[str], int, int]:
+    """Give what is said in parts of a JSON document, at any depth: texts, and the numbers of ids and attachments."""
+    texts: list[str] = []
+    ids = attachments = 0  # other values than texts count as ids: they take about one token
+    while parts:
+        part = parts.pop()
+        if isinstance(part, str):
+            texts.append(part)
+        elif isinstance(part, dict):
+            if _is_attachment(part):
+                attachments += 1
+            else:
+                texts.extend(part)
+                parts.extend(part.values())
+        elif isinstance(part, list):
+            parts.extend(part)
+        elif part is not None:
+            ids += 1
+    return texts, ids, attachments
+
+
+_DEFAULT = TokenEstimate()
+
+
+def estimate_once(call: Call, estimate: Estimate) -> float:
+    """Give the estimate for a call, made when first asked for and kept for its later attempts."""
+    tokens = call.tokens
+    if tokens is None:
+        tokens = call.tokens = amount("estimate", estimate, call, otherwise=_DEFAULT)
+        parent = call.parent
+        if parent is not None and parent.request is call.request:
+            parent.tokens = tokens
+    return tokens
+
+
+def amount(option: str, ask: Estimate, call: Call, *, otherwise: Estimate) -> float:
+    """Ask a user's function for a number; one that fails, or gives no finite number from 0, must not break a call."""
+    try:
+        number = float(ask(call))
+        if 0 <= number < math.inf:
+            return number
+        logger.error("%s=%r gave %r: allowed are finite numbers from 0", option, ask, number)
+    except Exception:
+        logger.exception("%s=%r failed", option, ask)
+    return otherwise(call)
+
+
+def _is_attachment(part: Mapping[str, object]) -> bool:
+    if part.get("type") in _ATTACHMENTS:
+        source = part.get("source")
+        return not (isinstance(source, Mapping) and source.get("type") in {"text", "content"})
+    return not _INLINE.isdisjoint(part)
+
+
+def _first(places: tuple[Mapping[str, object], ...], names: tuple[str, ...], otherwise: int) -> int:
+    for place in places:
+        for name in names:
+            value = place.get(name)
+            if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+                return value
+    return otherwise
+
+
+def _tiktoken_counter(name: str) -> Callable[[str], float]:
+    try:
+        tiktoken = import_module("tiktoken")
+    except ImportError as error:
+        raise ImportError("encoding= needs tiktoken: pip install 'resilient-llm[tiktoken]'") from error
+    try:
+        encoding = tiktoken.get_encoding(name)
+    except ValueError as error:
+        raise ConfigurationError(f"encoding={name!r}: {error}") from error
+
+    def count(text: str) -> float:
+        sample = text[:_SAMPLE]  # encoding megabytes would stop the event loop
+        tokens = len(encoding.encode(sample, disallowed_special=()))
+        return tokens * len(text) / len(sample) if sample else 0
+
+    return count

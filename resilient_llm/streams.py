@@ -1,0 +1,183 @@
+"""Reply bodies on their way to the caller, and the end of an attempt that they bring.
+
+Bytes pass as they came. What is watched here is only how a body ends: read to its end, broken,
+out of time, closed early, or forgotten.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import TYPE_CHECKING
+
+import anyio
+
+from resilient_llm.errors import DeadlineExceededError
+from resilient_llm.outcome import CANCELLED, DEADLINE_EXCEEDED, Outcome
+
+if TYPE_CHECKING:
+    from resilient_llm.call import Call
+    from resilient_llm.message import ByteStream
+
+__all__ = ["AttemptStream", "BufferedStream", "read_up_to"]
+
+
+class BufferedStream:
+    """Give bytes that were read before, then whatever is left of the stream they came from."""
+
+    __slots__ = ("_chunks", "_rest")
+
+    def __init__(self, chunks: list[bytes], rest: ByteStream | None = None) -> None:
+        self._chunks = chunks
+        self._rest = rest
+
+    @property
+    def whole(self) -> bool:
+        """Tell whether nothing is left to read from the network."""
+        return self._rest is None
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for chunk in self._chunks:
+            yield chunk
+        if self._rest is not None:
+            async for chunk in self._rest:
+                yield chunk
+
+    async def aclose(self) -> None:
+        """Close what is left of the stream."""
+        if self._rest is not None:
+            await self._rest.aclose()
+
+
+class _Resumed:
+    """The rest of a stream whose iteration has begun."""
+
+    __slots__ = ("_iterator", "_stream")
+
+    def __init__(self, iterator: AsyncIterator[bytes], stream: ByteStream) -> None:
+        self._iterator = iterator
+        self._stream = stream
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self._iterator
+
+    async def aclose(self) -> None:
+        await close_stream(self._stream, self._iterator)
+
+
+async def read_up_to(stream: ByteStream, limit: int) -> tuple[bytes, BufferedStream]:
+    """Read a body of at most `limit` bytes and close it.
+
+    Returns what was read and a stream that gives it again; a longer body is left open, and the
+    stream goes on where reading stopped. Raises what the stream raises, after closing it.
+    """
+    chunks: list[bytes] = []
+    size = 0
+    iterator = stream.__aiter__()
+    try:
+        async for chunk in iterator:
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > limit:
+                return b"".join(chunks), BufferedStream(chunks, _Resumed(iterator, stream))
+    except BaseException:
+        with anyio.CancelScope(shield=True, deadline=anyio.current_time() + 1):
+            await close_stream(stream, iterator)
+        raise
+    await close_stream(stream, iterator)
+    return b"".join(chunks), BufferedStream(chunks)
+
+
+async def close_stream(stream: ByteStream, iterator: AsyncIterator[bytes] | None) -> None:
+    """Close a stream and the iterator somebody may have left half way."""
+    try:
+        if isinstance(iterator, AsyncGenerator):
+            try:
+                await iterator.aclose()
+            except RuntimeError as error:
+                # Another task is inside it; closing the stream below makes that one end.
+                if "already running" not in str(error):
+                    raise
+    finally:
+        await stream.aclose()
+
+
+class AttemptStream:
+    """Relay a reply's body and finish its attempt when the body ends, however it ends.
+
+    `ended` is the outcome when it is read to its end; `meaning` says what an exception of the
+    transport means; `timed_out` makes the exception a caller sees when the deadline passes.
+    """
+
+    __slots__ = ("_attempt", "_ended", "_iterator", "_meaning", "_stream", "_timed_out")
+
+    def __init__(
+        self,
+        stream: ByteStream,
+        attempt: Call,
+        *,
+        ended: Outcome,
+        meaning: Callable[[BaseException, Call], Outcome],
+        timed_out: Callable[[str], Exception],
+    ) -> None:
+        self._stream = stream
+        self._attempt = attempt
+        self._ended = ended
+        self._meaning = meaning
+        self._timed_out = timed_out
+        self._iterator: AsyncIterator[bytes] | None = None
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        attempt = self._attempt
+        if self._iterator is None:
+            self._iterator = self._stream.__aiter__()
+        try:
+            if attempt.deadline == math.inf:
+                chunk = await self._iterator.__anext__()
+            else:
+                chunk = await self._next_before(attempt.deadline)
+        except StopAsyncIteration:
+            await self._finish(self._ended)
+            raise
+        except DeadlineExceededError as error:
+            await self._finish(DEADLINE_EXCEEDED)
+            raise self._timed_out(str(error)) from error
+        except BaseException as error:
+            await self._finish(self._meaning(error, attempt))
+            raise
+        if attempt.first_chunk is None:
+            attempt.first_chunk = attempt.loop.time()
+        return chunk
+
+    async def _next_before(self, deadline: float) -> bytes:
+        iterator = self._iterator
+        assert iterator is not None  # noqa: S101 - set by the only caller
+        # One scope for each read from the network, never one held while the consumer has the stream.
+        with anyio.CancelScope(deadline=deadline) as scope:
+            return await iterator.__anext__()
+        if scope.cancelled_caught:
+            with anyio.CancelScope(shield=True, deadline=anyio.current_time() + 1):
+                await close_stream(self._stream, iterator)
+        msg = "the call's deadline passed while its reply was being read"
+        raise DeadlineExceededError(msg)
+
+    async def _finish(self, outcome: Outcome) -> None:
+        self._attempt.finish(outcome)
+        if self._attempt.unsettled:
+            await self._attempt.settle()
+
+    async def aclose(self) -> None:
+        """Close the reply; before its end this abandons the call."""
+        try:
+            await close_stream(self._stream, self._iterator)
+        finally:
+            await self._finish(CANCELLED)
+
+    def __del__(self) -> None:
+        # The last resort for a stream nobody closed: give back what it held, in the call's own loop.
+        attempt = self._attempt
+        if not attempt.finished:
+            attempt.loop.post(lambda: attempt.finish(CANCELLED))

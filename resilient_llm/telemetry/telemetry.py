@@ -1,0 +1,101 @@
+"""How a pipeline is observed: the application's choices, and a recorder for each call.
+
+Configuring the SDK is the application's, whenever it likes; until then nothing is built and nothing recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from opentelemetry import trace
+from opentelemetry.metrics import MeterProvider
+from opentelemetry.trace import TracerProvider
+
+from resilient_llm.errors import ConfigurationError
+from resilient_llm.telemetry import names
+from resilient_llm.telemetry.gauges import Merge, Observe
+from resilient_llm.telemetry.instruments import instruments_of, scope_version
+from resilient_llm.telemetry.metrics import Metrics
+from resilient_llm.telemetry.names import Semconv
+from resilient_llm.telemetry.recorder import CallRecorder
+from resilient_llm.telemetry.safety import report
+from resilient_llm.telemetry.sdk import measuring, nothing_global, tracing
+from resilient_llm.telemetry.silent import SILENT, CallTelemetry
+
+__all__ = ["Telemetry"]
+
+
+class Telemetry:
+    """Make spans and metrics for the calls of a pipeline.
+
+    Providers are the application's global ones unless given. `propagate` puts each attempt's trace context into
+    its request's headers; `record_tenant=False` leaves the tenant out of spans.
+
+    Metric labels are few: `models` are the model names that become one, all others being `other` (by default
+    the first 100 seen do); `tenants` likewise, by default none. `semconv` is the set of names for the metrics of
+    the GenAI conventions: "released", or the newer "inference".
+
+    Raises `ConfigurationError` for an unknown `semconv`.
+    """
+
+    def __init__(
+        self,
+        *,
+        tracer_provider: TracerProvider | None = None,
+        meter_provider: MeterProvider | None = None,
+        semconv: Semconv = "released",
+        propagate: bool = True,
+        record_tenant: bool = True,
+        models: Collection[str] | None = None,
+        tenants: Collection[str] | None = None,
+    ) -> None:
+        if semconv not in names.METRICS:
+            allowed = ", ".join(map(repr, names.METRICS))
+            raise ConfigurationError(f"semconv={semconv!r}: allowed are {allowed}")
+        for option, values in (("models", models), ("tenants", tenants)):
+            if isinstance(values, str):
+                raise ConfigurationError(
+                    f"{option}={values!r}: a collection of names is wanted, not one string"
+                )
+        self._tracer_provider = tracer_provider
+        self._meter_provider = meter_provider
+        self._all_global = tracer_provider is None and meter_provider is None
+        self._tracer = trace.get_tracer(names.SCOPE, scope_version(), tracer_provider)
+        self._metrics = Metrics(
+            instruments_of(meter_provider), semconv=semconv, models=models, tenants=tenants
+        )
+        self._propagate = propagate
+        self._record_tenant = record_tenant
+
+    def begin(self) -> CallTelemetry:
+        """Make the recorder of one call; one that does nothing while there is no SDK."""
+        if self._all_global and nothing_global():
+            return SILENT
+        traced, measured = tracing(self._tracer_provider), measuring(self._meter_provider)
+        if not traced and not measured:
+            return SILENT
+        return CallRecorder(
+            self._tracer if traced else None,
+            self._metrics if measured else None,
+            propagate=self._propagate,
+            record_tenant=self._record_tenant,
+        )
+
+    def transition(self, name: str, from_: str, to: str, reason: str) -> None:
+        """Count a circuit's change of state that no call brought about."""
+        if measuring(self._meter_provider):
+            self._metrics.transition(name, from_, to, reason)
+
+    def observe(
+        self, name: str, observe: Observe, unit: str, description: str, *, merge: Merge = sum
+    ) -> None:
+        """Report a gauge from a bound method for as long as its owner lives.
+
+        `merge` makes one value of several that are reported under the same labels.
+        """
+        try:
+            self._metrics.instruments.gauges.add(
+                f"{names.SCOPE}.{name}", observe, unit=unit, description=description, merge=merge
+            )
+        except Exception as error:  # noqa: BLE001 - the meter is the application's
+            report(f"gauge {name}", error)

@@ -1,0 +1,39 @@
+"""Both event loops, in virtual time, for every async test.
+
+An async test under `pytest.mark.anyio` runs on asyncio and on trio, each with a fresh virtual clock, so that
+hours of backoff take no time. A mock clock against a real socket gives false timeouts: tests over sockets are
+marked `realtime` and run on asyncio with its real clock. A property test of async code is a plain function
+that runs each example with `resilient_llm.testing.run_virtual`, so that each has a clock of its own.
+"""
+
+import os
+
+import pytest
+import trio.testing
+from hypothesis import settings
+
+from resilient_llm.testing import VirtualClockEventLoop
+
+settings.register_profile("local", deadline=None, max_examples=100)
+settings.register_profile("ci", settings.get_profile("local"), derandomize=True, print_blob=True)
+settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give each async test its event loops, unless it names them itself."""
+    if "anyio_backend" not in metafunc.fixturenames:
+        return
+    if any("anyio_backend" in str(mark.args[:1]) for mark in metafunc.definition.iter_markers("parametrize")):
+        return
+    if metafunc.definition.get_closest_marker("realtime"):
+        metafunc.parametrize("anyio_backend", ["asyncio"])
+    else:
+        metafunc.parametrize("anyio_backend", ["asyncio", "trio"], indirect=True)
+
+
+@pytest.fixture
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, object]]:
+    """Return the event loop a test runs on, with a virtual clock that nobody has used."""
+    if request.param == "trio":
+        return "trio", {"clock": trio.testing.MockClock(autojump_threshold=0)}
+    return "asyncio", {"loop_factory": VirtualClockEventLoop}

@@ -1,0 +1,67 @@
+"""The total deadline: what it covers, who may shorten it."""
+
+from __future__ import annotations
+
+import math
+
+import anyio
+import pytest
+
+from resilient_llm import ConfigurationError, Deadline, DeadlineExceededError
+from tests.support import Door, Provider, cancel_at_every_await
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_ends_a_call_that_takes_longer() -> None:
+    door = Door(Deadline(5), provider=Provider(60.0))
+    started = anyio.current_time()
+    with pytest.raises(DeadlineExceededError, match="5 s after it began"):
+        await door()
+    assert anyio.current_time() - started == pytest.approx(5)
+    outcome = door.calls[0].outcome
+    assert outcome is not None
+    assert outcome.error_type == "deadline_exceeded"
+
+
+async def test_leaves_a_call_alone_that_is_done_in_time() -> None:
+    assert (await Door(Deadline(5), provider=Provider(4.9))()).status == 200
+
+
+async def test_an_inherited_deadline_can_only_shorten() -> None:
+    now = anyio.current_time()
+    door = Door(Deadline(5), provider=Provider(60.0, 60.0))
+    with pytest.raises(DeadlineExceededError):
+        await door(deadline=now + 2)
+    assert anyio.current_time() - now == pytest.approx(2)
+    with pytest.raises(DeadlineExceededError):
+        await door(deadline=math.inf)
+    assert anyio.current_time() - now == pytest.approx(7)
+
+
+async def test_the_callers_cancellation_stays_a_cancellation() -> None:
+    door = Door(Deadline(5), provider=Provider(60.0))
+    with anyio.move_on_after(2) as scope:
+        await door()
+    assert scope.cancelled_caught
+    outcome = door.calls[0].outcome
+    assert outcome is not None
+    assert outcome.error_type == "cancelled"
+
+
+async def test_cancellation_at_every_await_finishes_the_call() -> None:
+    door = Door(Deadline(5), provider=Provider(duration=1.0))
+
+    async def scenario() -> None:
+        await door()
+
+    async def check() -> None:
+        assert all(call.finished for call in door.calls)
+
+    assert await cancel_at_every_await(scenario, check) >= 1
+
+
+@pytest.mark.parametrize("total", [0, -1, math.inf, math.nan, "5", True])
+async def test_totals_that_cannot_work_are_refused(total: float) -> None:
+    with pytest.raises(ConfigurationError, match="total="):
+        Deadline(total)

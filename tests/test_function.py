@@ -1,0 +1,236 @@
+"""The callable door: async and synchronous functions under a pipeline."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import AsyncIterator
+from typing import ClassVar, NoReturn
+
+import anyio
+import anyio.to_thread
+import httpx
+import pytest
+
+from resilient_llm import (
+    Backoff,
+    Bulkhead,
+    CircuitBreaker,
+    CircuitOpenError,
+    ConfigurationError,
+    Deadline,
+    DeadlineExceededError,
+    Outcome,
+    Pipeline,
+    Retry,
+    Verdict,
+    ambient,
+)
+from resilient_llm.function import classify_error
+
+pytestmark = pytest.mark.anyio
+
+FIXED = Backoff(initial=1.0, maximum=1.0, jitter="none")
+
+
+class ThrottlingError(Exception):
+    """What botocore raises: the parsed response on an attribute."""
+
+    response: ClassVar[dict[str, object]] = {
+        "Error": {"Code": "ThrottlingException", "Message": "slow down"},
+        "ResponseMetadata": {"HTTPStatusCode": 429},
+    }
+
+
+async def add(a: int, b: int = 0) -> int:
+    await anyio.sleep(1)
+    return a + b
+
+
+async def test_an_async_function_runs_and_its_result_comes_back() -> None:
+    assert await Pipeline([Deadline(5)]).run(add, 1, b=2) == 3
+
+
+async def test_a_decorated_function_keeps_its_name_and_arguments() -> None:
+    pipeline = Pipeline([Deadline(5)])
+
+    @pipeline
+    async def double(n: int) -> int:
+        """Double it."""
+        return 2 * n
+
+    assert await double(4) == 8
+    assert (double.__name__, double.__doc__) == ("double", "Double it.")
+
+
+async def test_failures_are_retried_and_the_functions_own_exception_leaves() -> None:
+    calls = 0
+
+    async def fail() -> NoReturn:
+        nonlocal calls
+        calls += 1
+        raise ConnectionResetError("gone")
+
+    started = anyio.current_time()
+    with pytest.raises(ConnectionResetError, match="gone") as raised:
+        await Pipeline([Retry(backoff=FIXED)]).run(fail)
+    assert calls == 3
+    assert anyio.current_time() - started == pytest.approx(2)
+    assert raised.value.__context__ is None
+
+
+async def test_can_04_an_exception_of_ones_own_is_not_retried() -> None:
+    calls = 0
+
+    async def fail() -> NoReturn:
+        nonlocal calls
+        calls += 1
+        raise KeyError("bug")
+
+    with pytest.raises(KeyError):
+        await Pipeline([Retry(backoff=FIXED)]).run(fail)
+    assert calls == 1
+
+
+async def test_classify_error_and_result_are_the_users_to_say() -> None:
+    answers = ["busy", "busy", "fine"]
+
+    async def ask() -> str:
+        return answers.pop(0)
+
+    def result(value: object) -> Outcome:
+        busy = Outcome(verdict=Verdict.THROTTLED, error_type="busy", retryable=True)
+        return busy if value == "busy" else Outcome(verdict=Verdict.SUCCESS)
+
+    assert await Pipeline([Retry(backoff=FIXED)], classify_result=result).run(ask) == "fine"
+
+
+async def test_a_result_that_means_a_failure_comes_back_when_nothing_better_does() -> None:
+    async def ask() -> str:
+        return "busy"
+
+    busy = Outcome(verdict=Verdict.THROTTLED, error_type="busy", retryable=True)
+    pipeline = Pipeline([Retry(max_attempts=2, backoff=FIXED)], classify_result=lambda _value: busy)
+    assert await pipeline.run(ask) == "busy"
+
+
+async def test_the_deadline_and_the_circuit_hold_here_too() -> None:
+    with pytest.raises(DeadlineExceededError):
+        await Pipeline([Deadline(0.5)]).run(add, 1)
+
+    async def fail() -> NoReturn:
+        raise TimeoutError
+
+    pipeline = Pipeline([CircuitBreaker(consecutive_failures=1)])
+    with pytest.raises(TimeoutError):
+        await pipeline.run(fail)
+    with pytest.raises(CircuitOpenError):
+        await pipeline.run(fail)
+
+
+async def test_the_bulkhead_takes_the_tenant_from_the_context() -> None:
+    pipeline = Pipeline([Bulkhead(max_concurrent=1)])
+    started = anyio.current_time()
+
+    async def of(tenant: str) -> None:
+        with ambient(tenant=tenant):
+            await pipeline.run(add, 1)
+
+    async with anyio.create_task_group() as group:
+        for tenant in "aab":
+            group.start_soon(of, tenant)
+    assert anyio.current_time() - started == pytest.approx(2)
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
+async def test_a_synchronous_function_runs_on_a_thread_and_never_blocks_the_loop(anyio_backend: str) -> None:
+    main = threading.get_ident()
+
+    def slow(n: int) -> tuple[int, bool]:
+        time.sleep(0.05)
+        return n, threading.get_ident() != main
+
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            await anyio.sleep(0.005)
+            ticks += 1
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(tick)
+        assert await Pipeline([Deadline(5)]).run(slow, 7) == (7, True)
+        group.cancel_scope.cancel()
+    assert ticks >= 3
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
+async def test_a_cancelled_caller_leaves_and_the_permit_stays_with_the_thread(anyio_backend: str) -> None:
+    bulkhead = Bulkhead(max_concurrent=1)
+    pipeline = Pipeline([bulkhead], max_threads=1)
+    go_on, begun = threading.Event(), threading.Event()
+
+    def stuck() -> None:
+        begun.set()
+        go_on.wait(5)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(pipeline.run, stuck)
+        await anyio.to_thread.run_sync(begun.wait, 5)
+        group.cancel_scope.cancel()
+    assert bulkhead.in_use() == 1
+    go_on.set()
+    with anyio.fail_after(5):
+        while bulkhead.in_use():  # noqa: ASYNC110 - a thread's end has no event here
+            await anyio.sleep(0.005)
+        assert await pipeline.run(lambda: "again") == "again"
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
+async def test_a_caller_cancelled_before_the_thread_begins_holds_nothing(anyio_backend: str) -> None:
+    bulkhead = Bulkhead(max_concurrent=2)
+    pipeline = Pipeline([bulkhead], max_threads=1)
+    go_on, begun = threading.Event(), threading.Event()
+
+    def stuck() -> None:
+        begun.set()
+        go_on.wait(5)
+
+    never: list[int] = []
+    async with anyio.create_task_group() as group:
+        group.start_soon(pipeline.run, stuck)
+        await anyio.to_thread.run_sync(begun.wait, 5)
+        with anyio.move_on_after(0.02):
+            await pipeline.run(never.append, 1)
+        assert bulkhead.in_use() == 1
+        go_on.set()
+    assert bulkhead.in_use() == 0
+    assert never == []
+
+
+async def test_generators_are_refused_with_a_reason() -> None:
+    async def stream() -> AsyncIterator[int]:
+        yield 1
+
+    with pytest.raises(TypeError, match="is a generator: a call ends when its function returns"):
+        await Pipeline().run(stream)
+
+
+async def test_max_threads_must_make_sense() -> None:
+    with pytest.raises(ConfigurationError, match="max_threads=0"):
+        Pipeline(max_threads=0)
+
+
+def test_what_exceptions_of_common_libraries_mean() -> None:
+    throttled = classify_error(ThrottlingError())
+    assert throttled is not None
+    assert throttled.verdict is Verdict.THROTTLED
+    refused = classify_error(httpx.ConnectError("no"))
+    assert refused is not None
+    assert (refused.verdict, refused.ambiguous) == (Verdict.FAILURE, False)
+    response = httpx.Response(429, headers={"retry-after": "3"}, request=httpx.Request("GET", "http://x"))
+    status = classify_error(httpx.HTTPStatusError("429", request=response.request, response=response))
+    assert status is not None
+    assert (status.verdict, status.retry_after) == (Verdict.THROTTLED, 3.0)
+    assert classify_error(ValueError("bug")) is None
