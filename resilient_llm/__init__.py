@@ -1,6 +1,6 @@
 """Resilience for LLM calls: policies at the ASGI door, the HTTP client door and around any callable."""
 
-from resilient_llm.call import Call, CallNext, Policy, Profile, Target
+from resilient_llm.call import Call, CallNext, Clocks, Policy, Profile, Target
 from resilient_llm.context import ambient
 from resilient_llm.core.backoff import Backoff
 from resilient_llm.core.circuit_state import CircuitState
@@ -23,6 +23,7 @@ from resilient_llm.message import Reply, Request
 from resilient_llm.outcome import Outcome, Scope, Usage, Verdict
 from resilient_llm.pipeline import Pipeline, PipelineDescription, PolicyDescription
 from resilient_llm.policies import (
+    AttemptTimeout,
     Bulkhead,
     CircuitBreaker,
     ConcurrencyLimit,
@@ -38,6 +39,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AttemptError",
+    "AttemptTimeout",
     "Backoff",
     "Bulkhead",
     "BulkheadFullError",
@@ -46,6 +48,7 @@ __all__ = [
     "CircuitBreaker",
     "CircuitOpenError",
     "CircuitState",
+    "Clocks",
     "ConcurrencyLimit",
     "ConcurrencyLimitError",
     "ConfigurationError",

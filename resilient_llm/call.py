@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from resilient_llm.message import Reply, Request
     from resilient_llm.telemetry import CallTelemetry
 
-__all__ = ["Call", "CallNext", "Finish", "Policy", "Profile", "Target", "outcome_of"]
+__all__ = ["Call", "CallNext", "Clocks", "Finish", "Policy", "Profile", "Target", "outcome_of"]
 
 logger = logging.getLogger("resilient_llm")
 
@@ -70,6 +70,19 @@ class Target:
     port: int | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clocks:
+    """Say how long the parts of an attempt may take, in seconds.
+
+    `headers` until the reply begins, `first_content` until the model's first content is there (both from
+    when the request is sent), `content_gap` between two pieces of content while somebody waits for one.
+    """
+
+    headers: float = math.inf
+    first_content: float = math.inf
+    content_gap: float = math.inf
+
+
 class Call:
     """One logical LLM call, or one attempt of it (then `parent` is the call).
 
@@ -98,6 +111,8 @@ class Call:
     """Estimated tokens, of the prompt and the answer, once a policy has asked."""
     sent: bool | None = None
     """Whether the request is on its way to the provider or was; `None` where the door does not say."""
+    clocks: Clocks | None = None
+    """How long parts of an attempt may take."""
     adopter: Call | None = None
     _profile: Profile | None = None
     _holds: int = 0
@@ -177,6 +192,7 @@ class Call:
         child.reason = reason
         child.tokens = self.tokens
         child.sent = None if self.sent is None else False
+        child.clocks = self.clocks
         child._read = self._read
         child._profile = self._profile
         child._callbacks = []
@@ -264,6 +280,12 @@ class Call:
                 if self._pending is None:
                     self._pending = []
                 self._pending.append(pending)
+
+    async def end(self, outcome: Outcome) -> None:
+        """End the call and await what its callbacks left to await."""
+        self.finish(outcome)
+        if self.unsettled:
+            await self.settle()
 
     async def settle(self) -> None:
         """Await, shielded and bounded, what the callbacks left to await."""

@@ -23,15 +23,15 @@ from resilient_llm.errors import (
     ResilientLLMError,
 )
 from resilient_llm.message import Headers, Reply, Request
-from resilient_llm.outcome import SUCCESS, Outcome
+from resilient_llm.outcome import Outcome, Verdict
 from resilient_llm.pipeline import Pipeline
-from resilient_llm.providers import classify_exception, decode_body, dialect_for
-from resilient_llm.streams import AttemptStream, read_up_to
+from resilient_llm.providers import classify_exception, dialect_for
+from resilient_llm.receiver import Receiver
 
 if TYPE_CHECKING:
     from resilient_llm.call import Policy
     from resilient_llm.message import Transport
-    from resilient_llm.telemetry import Telemetry
+    from resilient_llm.telemetry import AttemptTelemetry, Telemetry
 
 __all__ = ["ClientDoor", "OnRejection", "Synthesise"]
 
@@ -40,7 +40,6 @@ OnRejection: TypeAlias = Literal["respond", "raise"]
 Synthesise: TypeAlias = Callable[[int, Headers, bytes], Reply]
 """Make a reply of the library's own kind from status, headers and body."""
 
-_MAX_ERROR_BODY = 256 * 1024
 _MAX_TARGETS = 1024
 _NO_RETRY = (b"x-should-retry", b"false")
 
@@ -73,7 +72,9 @@ class ClientDoor:
         self._on_rejection = on_rejection
         self._targets: dict[str, Target] = {}
         self.pipeline = Pipeline(policies, self._send, door="client", name=name, telemetry=telemetry)
-        self._reads_errors = bool(self.pipeline.policies)
+        self._receiver = Receiver(
+            reads=bool(self.pipeline.policies), holds=self.pipeline.replays, timed_out=timed_out
+        )
 
     async def handle(self, request: Request) -> Reply:
         """Carry a request through the pipeline.
@@ -123,7 +124,23 @@ class ClientDoor:
     async def _send(self, attempt: Call) -> Reply:
         """Make one attempt: the innermost step of the pipeline."""
         recorder = attempt.telemetry.attempt(attempt)
+        clocks = attempt.clocks
+        if clocks is None:
+            return await self._exchange(attempt, recorder, None)
+        started = attempt.started = attempt.loop.time()
+        to_headers = min(clocks.headers, clocks.first_content)
+        with anyio.CancelScope(deadline=started + to_headers) as scope:
+            return await self._exchange(attempt, recorder, scope)
+        late = (
+            "headers_timeout" if scope.deadline < started + clocks.first_content else "first_content_timeout"
+        )
+        raise AttemptError(Outcome(verdict=Verdict.FAILURE, error_type=late, retryable=True, ambiguous=True))
+
+    async def _exchange(
+        self, attempt: Call, recorder: AttemptTelemetry, scope: anyio.CancelScope | None
+    ) -> Reply:
         recorder.attach()
+        attempt.mark_sent()
         try:
             reply = await self._transport(recorder.inject(attempt.request))
         except Exception as error:
@@ -134,39 +151,13 @@ class ClientDoor:
         finally:
             recorder.detach()
         recorder.replied(reply.status)
-        if reply.status < 400:
-            return self._relay(reply, attempt, SUCCESS)
-        if not self._reads_errors:
-            return self._relay(reply, attempt, _classify(attempt, reply, b""))
-        raise await self._read_error(attempt, reply)
-
-    def _relay(self, reply: Reply, attempt: Call, ended: Outcome) -> Reply:
-        if reply.complete:
-            attempt.finish(ended)
-            return reply
-        reply.stream = AttemptStream(
-            reply.stream, attempt, ended=ended, meaning=_broken_stream, timed_out=self._timed_out
-        )
-        return reply
-
-    async def _read_error(self, attempt: Call, reply: Reply) -> AttemptError:
-        """Read an error reply's body (bounded), so that it can be understood, kept and the connection freed."""
-        try:
-            body, stream = await read_up_to(reply.stream, _MAX_ERROR_BODY)
-        except Exception as error:
-            outcome = classify_exception(error)
-            if outcome is None:
-                raise
-            raise AttemptError(outcome) from error
-        outcome = _classify(attempt, reply, body)
-        if not reply.complete:
-            reply.stream = stream
-            reply.buffered = stream.whole
-        return AttemptError(outcome, reply=reply)
+        if scope is not None and attempt.clocks is not None:
+            scope.deadline = attempt.started + attempt.clocks.first_content
+        return await self._receiver.receive(reply, attempt)
 
     def _failed(self, call: Call, error: AttemptError) -> Reply:
         reply = error.reply
-        if reply is not None:
+        if reply is not None and not (self.pipeline.replays and _says_nothing(reply, error.outcome)):
             if self.pipeline.replays:
                 reply.headers = [*(h for h in reply.headers if h[0].lower() != _NO_RETRY[0]), _NO_RETRY]
             return reply
@@ -214,10 +205,6 @@ class ClientDoor:
         return target
 
 
-def _classify(attempt: Call, reply: Reply, body: bytes) -> Outcome:
-    dialect = dialect_for(attempt.request)
-    return dialect.classify(reply.status, reply.headers, decode_body(reply.headers, body))
-
-
-def _broken_stream(error: BaseException, attempt: Call) -> Outcome:
-    return classify_exception(error) or outcome_of(error, attempt)
+def _says_nothing(reply: Reply, outcome: Outcome) -> bool:
+    """Tell whether a failed reply looks like a success: cut off, empty, or not what was asked for."""
+    return reply.status < 400 and (outcome.status is None or outcome.status < 400)

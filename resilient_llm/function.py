@@ -151,7 +151,18 @@ class FunctionDoor:
         return self._profile
 
     async def handle(self, attempt: Call) -> Reply:
-        """Make one attempt: the innermost step of the pipeline."""
+        """Make one attempt: the innermost step of the pipeline. Of its clocks the nearest one counts."""
+        clocks = attempt.clocks
+        if clocks is None:
+            return await self._run(attempt)
+        limit = min(clocks.headers, clocks.first_content)
+        with anyio.CancelScope(deadline=attempt.loop.time() + limit):
+            return await self._run(attempt)
+        raise AttemptError(
+            Outcome(verdict=Verdict.FAILURE, error_type="timeout", retryable=True, ambiguous=True)
+        ) from TimeoutError(f"the function was not done after {limit:g} s")
+
+    async def _run(self, attempt: Call) -> Reply:
         request = cast("_FunctionRequest", attempt.request)
         recorder = attempt.telemetry.attempt(attempt)
         recorder.attach()

@@ -89,7 +89,17 @@ class Outcome:
 
 
 TIMEOUT_TYPES = frozenset(
-    {"deadline_exceeded", "connect_timeout", "read_timeout", "write_timeout", "pool_timeout", "timeout"}
+    {
+        "connect_timeout",
+        "content_gap_timeout",
+        "deadline_exceeded",
+        "first_content_timeout",
+        "headers_timeout",
+        "pool_timeout",
+        "read_timeout",
+        "timeout",
+        "write_timeout",
+    }
 )
 
 SUCCESS = Outcome(verdict=Verdict.SUCCESS)

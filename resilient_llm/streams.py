@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from resilient_llm.errors import DeadlineExceededError
 from resilient_llm.outcome import CANCELLED, DEADLINE_EXCEEDED, Outcome
 
 if TYPE_CHECKING:
     from resilient_llm.call import Call
     from resilient_llm.message import ByteStream
 
-__all__ = ["AttemptStream", "BufferedStream", "read_up_to"]
+__all__ = ["AttemptStream", "BufferedStream", "ReadTimedOutError", "Source", "read_up_to"]
 
 
 class BufferedStream:
@@ -102,79 +101,93 @@ async def close_stream(stream: ByteStream, iterator: AsyncIterator[bytes] | None
         await stream.aclose()
 
 
-class AttemptStream:
-    """Relay a reply's body and finish its attempt when the body ends, however it ends.
+class ReadTimedOutError(Exception):
+    """A read from the network took longer than it may; the connection is closed."""
 
-    `ended` is the outcome when it is read to its end; `meaning` says what an exception of the
-    transport means; `timed_out` makes the exception a caller sees when the deadline passes.
+
+class Source:
+    """A reply's body as it comes from the network."""
+
+    __slots__ = ("_iterator", "_stream")
+
+    def __init__(self, stream: ByteStream) -> None:
+        self._stream = stream
+        self._iterator: AsyncIterator[bytes] | None = None
+
+    async def read(self, until: float = math.inf) -> bytes | None:
+        """Give the next bytes, or `None` at the end; `until` is on `anyio.current_time()`'s clock.
+
+        Raises `ReadTimedOutError` and whatever the stream raises.
+        """
+        if self._iterator is None:
+            self._iterator = self._stream.__aiter__()
+        try:
+            if until == math.inf:
+                return await self._iterator.__anext__()
+            # One scope for each read from the network, never one held while the consumer has the stream.
+            with anyio.CancelScope(deadline=until):
+                return await self._iterator.__anext__()
+        except StopAsyncIteration:
+            return None
+        with anyio.CancelScope(shield=True, deadline=anyio.current_time() + 1):
+            await self.aclose()
+        raise ReadTimedOutError
+
+    async def aclose(self) -> None:
+        """Close the stream, wherever its reader has left it."""
+        await close_stream(self._stream, self._iterator)
+
+
+class AttemptStream:
+    """Relay a reply's body as it comes, and finish its attempt when the body ends, however it ends.
+
+    `ended` is the outcome when it is read to its end; `meaning` says what an exception of the transport
+    means; `timed_out` makes the exception a caller sees when the deadline passes.
     """
 
-    __slots__ = ("_attempt", "_ended", "_iterator", "_meaning", "_stream", "_timed_out")
+    __slots__ = ("_attempt", "_ended", "_meaning", "_source", "_timed_out")
 
     def __init__(
         self,
-        stream: ByteStream,
+        source: Source,
         attempt: Call,
         *,
         ended: Outcome,
         meaning: Callable[[BaseException, Call], Outcome],
         timed_out: Callable[[str], Exception],
     ) -> None:
-        self._stream = stream
+        self._source = source
         self._attempt = attempt
         self._ended = ended
         self._meaning = meaning
         self._timed_out = timed_out
-        self._iterator: AsyncIterator[bytes] | None = None
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self
 
     async def __anext__(self) -> bytes:
         attempt = self._attempt
-        if self._iterator is None:
-            self._iterator = self._stream.__aiter__()
         try:
-            if attempt.deadline == math.inf:
-                chunk = await self._iterator.__anext__()
-            else:
-                chunk = await self._next_before(attempt.deadline)
-        except StopAsyncIteration:
-            await self._finish(self._ended)
-            raise
-        except DeadlineExceededError as error:
-            await self._finish(DEADLINE_EXCEEDED)
-            raise self._timed_out(str(error)) from error
+            chunk = await self._source.read(attempt.deadline)
+        except ReadTimedOutError as error:
+            await attempt.end(DEADLINE_EXCEEDED)
+            raise self._timed_out("the call's deadline passed while its reply was being read") from error
         except BaseException as error:
-            await self._finish(self._meaning(error, attempt))
+            await attempt.end(self._meaning(error, attempt))
             raise
+        if chunk is None:
+            await attempt.end(self._ended)
+            raise StopAsyncIteration
         if attempt.first_chunk is None:
             attempt.first_chunk = attempt.loop.time()
         return chunk
 
-    async def _next_before(self, deadline: float) -> bytes:
-        iterator = self._iterator
-        assert iterator is not None  # noqa: S101 - set by the only caller
-        # One scope for each read from the network, never one held while the consumer has the stream.
-        with anyio.CancelScope(deadline=deadline) as scope:
-            return await iterator.__anext__()
-        if scope.cancelled_caught:
-            with anyio.CancelScope(shield=True, deadline=anyio.current_time() + 1):
-                await close_stream(self._stream, iterator)
-        msg = "the call's deadline passed while its reply was being read"
-        raise DeadlineExceededError(msg)
-
-    async def _finish(self, outcome: Outcome) -> None:
-        self._attempt.finish(outcome)
-        if self._attempt.unsettled:
-            await self._attempt.settle()
-
     async def aclose(self) -> None:
         """Close the reply; before its end this abandons the call."""
         try:
-            await close_stream(self._stream, self._iterator)
+            await self._source.aclose()
         finally:
-            await self._finish(CANCELLED)
+            await self._attempt.end(CANCELLED)
 
     def __del__(self) -> None:
         # The last resort for a stream nobody closed: give back what it held, in the call's own loop.

@@ -18,6 +18,8 @@ settings.register_profile("local", deadline=None, max_examples=100)
 settings.register_profile("ci", settings.get_profile("local"), derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
+_LONG = 40
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Give each async test its event loops, unless it names them itself."""
@@ -37,3 +39,11 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, object
     if request.param == "trio":
         return "trio", {"clock": trio.testing.MockClock(autojump_threshold=0)}
     return "asyncio", {"loop_factory": VirtualClockEventLoop}
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Name functions by their names and long bytes by their length: workers of one run must agree on ids."""
+    if isinstance(val, bytes) and len(val) > _LONG:
+        return f"{len(val)} bytes"
+    name = getattr(val, "__name__", None)
+    return name if callable(val) and isinstance(name, str) else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from resilient_llm.core.token_bucket import TokenBucket
+from resilient_llm.core.token_bucket import Mark, TokenBucket
 
 __all__ = ["LimitLevel", "Quota", "Reservation"]
 
@@ -44,7 +44,7 @@ class Quota:
     def __init__(self, buckets: Sequence[TokenBucket]) -> None:
         self.buckets = tuple(buckets)
         self.outstanding = 0
-        """How many reservations are yet to be settled."""
+        """How many reservations are waited for or yet to be settled."""
 
     def idle(self, now: float) -> bool:
         """Tell whether it could be made anew and nobody would notice: full, and nothing is outstanding."""
@@ -58,16 +58,22 @@ class Reservation:
     same tenant draw on. More than a bucket's capacity is taken when it is full, and leaves a debt.
     """
 
-    __slots__ = ("_quotas", "charges", "own", "spent", "taken_at")
+    __slots__ = ("_marked", "_quotas", "charges", "marks", "own", "taken_at")
 
     def __init__(
-        self, charges: Sequence[tuple[TokenBucket, float]], *, own: int = 0, quotas: Sequence[Quota] = ()
+        self,
+        charges: Sequence[tuple[TokenBucket, float]],
+        *,
+        own: int = 0,
+        quotas: Sequence[Quota] = (),
+        marked: bool = False,
     ) -> None:
         self.charges = charges
         self.own = own
         self.taken_at = 0.0
-        self.spent: Sequence[float] = ()
-        """What had been spent of each bucket when `mark` was called."""
+        self.marks: Sequence[Mark] = ()
+        """For each charge, what had been spent of its bucket by then; only if it is `marked`."""
+        self._marked = marked
         self._quotas = quotas
 
     def oversized(self) -> int | None:
@@ -82,7 +88,7 @@ class Reservation:
         return max((bucket.wait(amount, now) for bucket, amount in self.charges), default=0.0)
 
     def take_at_once(self, now: float) -> bool:
-        """Take everything if there is nothing to wait for, else nothing."""
+        """Take everything if it is there and there is nothing to wait for, else nothing; never into debt."""
         for index, (bucket, amount) in enumerate(self.charges):
             if not bucket.take_at_once(amount, now):
                 for taken, returned in self.charges[:index]:
@@ -96,7 +102,16 @@ class Reservation:
         for bucket, amount in self.charges:
             bucket.take(amount, now)
         self._open(now)
-        self.mark()
+
+    def hold(self) -> None:
+        """Keep the quotas from being forgotten while it is waited for, until `release`."""
+        for quota in self._quotas:
+            quota.outstanding += 1
+
+    def release(self) -> None:
+        """Undo `hold`."""
+        for quota in self._quotas:
+            quota.outstanding -= 1
 
     def cancel(self, now: float) -> None:
         """Give everything back: what it was for was never done."""
@@ -106,8 +121,7 @@ class Reservation:
 
     def keep(self) -> None:
         """Let everything be used as it was taken."""
-        for quota in self._quotas:
-            quota.outstanding -= 1
+        self.release()
 
     def settle(self, actual: Sequence[float], now: float) -> None:
         """Replace the amounts by the `actual` ones: give back what was too much, charge what was too little."""
@@ -118,11 +132,8 @@ class Reservation:
                 bucket.charge(used - amount, now)
         self.keep()
 
-    def mark(self) -> None:
-        """Note what has been spent of each bucket so far, to know later what was spent since."""
-        self.spent = [bucket.spent for bucket, _ in self.charges]
-
     def _open(self, now: float) -> None:
+        self.hold()
         self.taken_at = now
-        for quota in self._quotas:
-            quota.outstanding += 1
+        if self._marked:
+            self.marks = [bucket.mark(amount, now) for bucket, amount in self.charges]

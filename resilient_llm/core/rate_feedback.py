@@ -34,9 +34,9 @@ _DIMENSIONS: Mapping[str, str] = {
 def learn(levels: Iterable[Level], reservation: Reservation, mirrored: Mirrored, now: float) -> None:
     """Lower levels to what a reply says remains.
 
-    The reply speaks of the moment its request was admitted. What was taken here since is taken off, and what was
-    refilled since is added. Where nothing remains, and the reset says that the limit comes back all at once, nothing
-    is granted until then. A level that does not say what remains changes nothing.
+    The reply speaks of the moment its request was admitted: what was taken here since is taken off, and what was
+    refilled since is added (`reservation` must be marked). Where nothing remains, and the reset says that the limit
+    comes back all at once, nothing is granted until then. A level that does not say what remains changes nothing.
     """
     for level in levels:
         if level.remaining is None or (level.dimension.endswith("put_tokens") and level.remaining):
@@ -44,7 +44,7 @@ def learn(levels: Iterable[Level], reservation: Reservation, mirrored: Mirrored,
         pause = _pause(level)
         for index in mirrored.get(_DIMENSIONS[level.dimension], ()):
             bucket = reservation.charges[index][0]
-            taken = bucket.spent - reservation.spent[index]
+            taken = bucket.spent_since(reservation.marks[index])
             refilled = bucket.rate * max(0.0, now - reservation.taken_at)
             bucket.lower(level.remaining + refilled - taken, now)
             if pause:

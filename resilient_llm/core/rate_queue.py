@@ -21,6 +21,7 @@ __all__ = ["Delay", "RateQueue"]
 Tenant = TypeVar("Tenant", bound=Hashable)
 
 _NOTHING: tuple[float, ...] = ()
+_MIN_ALARMS = 16
 
 
 class Delay(NamedTuple):
@@ -44,7 +45,7 @@ class _Backlog:
 class _Lane(Generic[Tenant]):
     """Calls that draw on the same shared buckets."""
 
-    __slots__ = ("asleep", "backlogs", "key", "number", "room", "turn")
+    __slots__ = ("_alarms", "_asleep", "_serial", "backlogs", "key", "number", "room", "turn")
 
     def __init__(self, key: Hashable, number: int, room: WaitingRoom[Tenant], turn: float) -> None:
         self.key = key
@@ -52,8 +53,37 @@ class _Lane(Generic[Tenant]):
         self.room = room
         self.turn = turn
         self.backlogs: dict[Tenant, _Backlog] = {}
-        self.asleep: list[tuple[float, int, Tenant]] = []
-        """Tenants passed over until their own buckets have enough, the first to come back first."""
+        self._asleep: dict[Tenant, float] = {}
+        # Alarms may be out of date; those that count are what `_asleep` says.
+        self._alarms: list[tuple[float, int, Tenant]] = []
+        self._serial = 0
+
+    def pass_over(self, tenant: Tenant, until: float) -> None:
+        """Serve others until then: the tenant's own buckets are dry."""
+        self.room.suspend(tenant)
+        self._asleep[tenant] = until
+        self._serial += 1
+        heappush(self._alarms, (until, self._serial, tenant))
+        if len(self._alarms) > 2 * len(self._asleep) + _MIN_ALARMS:
+            self._alarms = [(at, number, tenant) for number, (tenant, at) in enumerate(self._asleep.items())]
+            heapify(self._alarms)
+
+    def wake(self, tenant: Tenant) -> None:
+        """Let a tenant that was passed over compete again."""
+        if self._asleep.pop(tenant, None) is not None:
+            self.room.resume(tenant)
+
+    def wake_at(self, now: float) -> float:
+        """Let those compete again whose time has come, and say when the next one's will."""
+        while self._alarms:
+            at, _, tenant = self._alarms[0]
+            current = self._asleep.get(tenant) == at
+            if current and at > now:
+                return at
+            heappop(self._alarms)
+            if current:
+                self.wake(tenant)
+        return inf
 
 
 class RateQueue(Generic[Tenant]):
@@ -131,6 +161,9 @@ class RateQueue(Generic[Tenant]):
         backlog = lane.backlogs.get(tenant)
         if backlog is None:
             backlog = lane.backlogs[tenant] = _Backlog(priority, len(reservation.charges))
+        elif priority > backlog.lowest_priority:
+            # It may go first, and need less than the one its tenant is passed over for.
+            lane.wake(tenant)
         backlog.calls += 1
         backlog.lowest_priority = min(backlog.lowest_priority, priority)
         for index, (_, amount) in enumerate(reservation.charges):
@@ -169,7 +202,7 @@ class RateQueue(Generic[Tenant]):
     def give_back(self, tenant: Tenant, now: float) -> list[Ticket[Tenant]]:
         """Serve whoever can be now that a call of `tenant` has given something back; as `advance` otherwise."""
         for lane in self._lanes.values():
-            lane.room.resume(tenant)
+            lane.wake(tenant)
         return self.advance(now)
 
     def clear(self) -> None:
@@ -183,8 +216,7 @@ class RateQueue(Generic[Tenant]):
     ) -> bool:
         """Grant a lane's head what it waits for; `False` when nobody in the lane can be served now."""
         room = lane.room
-        while lane.asleep and lane.asleep[0][0] <= now:
-            room.resume(heappop(lane.asleep)[2])
+        lane.wake_at(now)
         while (ticket := self._head(lane, now, over)) is not None:
             reservation = self._entries[ticket][1]
             own = _wait(reservation.charges[: reservation.own], now)
@@ -196,9 +228,7 @@ class RateQueue(Generic[Tenant]):
                 self._forget(ticket)
                 over.append(ticket)
             elif own:
-                self._serial += 1
-                room.suspend(ticket.tenant)
-                heappush(lane.asleep, (now + own, self._serial, ticket.tenant))
+                lane.pass_over(ticket.tenant, now + own)
             elif wait or any(
                 bucket in kept and bucket.wait(amount, now, kept[bucket]) for bucket, amount in shared
             ):
@@ -215,8 +245,7 @@ class RateQueue(Generic[Tenant]):
                 self._forget(ticket)
                 over.append(ticket)
                 return True
-        if lane.asleep and lane.backlogs:
-            self.next_at = min(self.next_at, lane.asleep[0][0])
+        self.next_at = min(self.next_at, lane.wake_at(now))
         return False
 
     def _head(self, lane: _Lane[Tenant], now: float, over: list[Ticket[Tenant]]) -> Ticket[Tenant] | None:
@@ -238,6 +267,7 @@ class RateQueue(Generic[Tenant]):
         backlog.calls -= 1
         if not backlog.calls:
             del lane.backlogs[ticket.tenant]
+            lane.wake(ticket.tenant)
             return
         for index, (_, amount) in enumerate(reservation.charges):
             backlog.amounts[index] -= amount

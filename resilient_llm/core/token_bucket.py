@@ -8,10 +8,25 @@ from __future__ import annotations
 
 from math import inf
 
-__all__ = ["TokenBucket"]
+__all__ = ["Mark", "TokenBucket"]
 
 _FORGIVEN = 1e-6
 """Seconds of refill that may be missing: clocks and floats are no finer, and a waiter must not wake for nothing."""
+
+
+_INSTANT = 0.1
+"""Seconds in which what is taken counts as taken at once: nobody knows in which order it reaches the provider."""
+
+
+class Mark:
+    """Remember how much had been spent at the end of some instant."""
+
+    __slots__ = ("spent", "until")
+
+    def __init__(self, until: float) -> None:
+        self.until = until
+        self.spent: float | None = None
+        """`None` while it is the latest: nothing has been spent since."""
 
 
 class TokenBucket:
@@ -26,7 +41,7 @@ class TokenBucket:
     Source: the token bucket of Turner, "New directions in communications" (IEEE Communications 24, 1986).
     """
 
-    __slots__ = ("_level", "_paused_until", "_updated", "capacity", "rate", "spent")
+    __slots__ = ("_level", "_mark", "_paused_until", "_updated", "capacity", "rate", "spent")
 
     def __init__(self, capacity: float, rate: float, now: float) -> None:
         if not (0 < capacity < inf and 0 < rate < inf):
@@ -38,6 +53,7 @@ class TokenBucket:
         self._level = capacity
         self._updated = now
         self._paused_until = -inf
+        self._mark: Mark | None = None
 
     def level(self, now: float) -> float:
         """Say how much there is."""
@@ -59,9 +75,10 @@ class TokenBucket:
         return wait if wait > _FORGIVEN else 0.0
 
     def take_at_once(self, amount: float, now: float) -> bool:
-        """Take `amount` if there is nothing to wait for."""
+        """Take `amount` if it is there and there is nothing to wait for; never into debt."""
         level = self.level(now)
-        if (level < amount or self._paused_until > now) and self.wait(amount, now):
+        at_once = level >= amount and self._paused_until <= now
+        if not at_once and (amount > self.capacity or self.wait(amount, now)):
             return False
         self._level = level - amount
         self._updated = max(self._updated, now)
@@ -93,6 +110,19 @@ class TokenBucket:
     def pause(self, until: float) -> None:
         """Give nothing out before `until`; the refill goes on."""
         self._paused_until = max(self._paused_until, until)
+
+    def mark(self, amount: float, now: float) -> Mark:
+        """Remember, right after `amount` was taken, what has been spent by the end of this instant."""
+        mark = self._mark
+        if mark is None or now > mark.until:
+            if mark is not None:
+                mark.spent = self.spent - amount
+            mark = self._mark = Mark(now + _INSTANT)
+        return mark
+
+    def spent_since(self, mark: Mark) -> float:
+        """Say how much was taken since a mark, less what was given back."""
+        return 0.0 if mark.spent is None else self.spent - mark.spent
 
     def reset(self, now: float) -> float:
         """Say how many seconds it takes until the bucket is full and gives out."""

@@ -7,6 +7,7 @@ how a waiter sleeps and wakes, must not enter here.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from heapq import heapify, heappop, heappush, heapreplace
 from math import inf, isfinite
@@ -88,6 +89,26 @@ class WaitingRoom(Generic[Tenant]):
     tenant comes in. Times are monotonic seconds. Raises `ValueError` for an option out of range.
     """
 
+    __slots__ = (
+        "_advance",
+        "_ageing",
+        "_away",
+        "_credit",
+        "_expired",
+        "_head",
+        "_idle",
+        "_line",
+        "_line_weight",
+        "_max_idle",
+        "_max_queued",
+        "_max_queued_per_tenant",
+        "_queues",
+        "_round",
+        "_serial",
+        "_size",
+        "_weights",
+    )
+
     def __init__(
         self,
         max_queued: int,
@@ -121,7 +142,7 @@ class WaitingRoom(Generic[Tenant]):
         self._size = 0  # tickets
         self._idle = 0  # queues in line with nothing waiting: their debt is not paid yet
         self._queues: dict[Tenant, _Queue[Tenant]] = {}
-        self._away: dict[Tenant, float] = {}  # turns of those who owe nothing, by when they left
+        self._away: OrderedDict[Tenant, float] = OrderedDict()  # turns of those who owe nothing, as they left
         # One entry per queue that competes or is in debt: (turn, serial, queue).
         self._line: list[tuple[float, int, _Queue[Tenant]]] = []
         self._line_weight = 0.0
@@ -200,10 +221,9 @@ class WaitingRoom(Generic[Tenant]):
         ticket.state = TicketState.GRANTED
         queue = self._queues[ticket.tenant]
         queue.turn += ticket.cost / queue.weight
-        if queue.turn > queue.came_at:
-            # The round moves on when the next ticket is chosen, not now: whoever comes in before that is ahead of
-            # the tenant just served.
-            self._advance = ticket.cost / max(self._line_weight, queue.weight)
+        # The round moves on when the next ticket is chosen, not now: whoever comes in before that is ahead of
+        # the tenant just served.
+        self._advance = ticket.cost / max(self._line_weight, queue.weight)
         self._serial += 1
         entry = (queue.turn, self._serial, queue)
         if self._line[0][2] is queue:
@@ -318,7 +338,7 @@ class WaitingRoom(Generic[Tenant]):
         if self._credit:
             self._away[queue.tenant] = queue.turn
             if len(self._away) > self._max_idle:
-                del self._away[next(iter(self._away))]
+                self._away.popitem(last=False)
 
     def _expire(self, ticket: Ticket[Tenant]) -> None:
         self._expired.append(ticket)

@@ -3,6 +3,7 @@
 A policy knows calls and outcomes; it knows no HTTP library, no provider and no ASGI message.
 """
 
+from resilient_llm.policies.attempt_timeout import AttemptTimeout
 from resilient_llm.policies.bulkhead import Bulkhead
 from resilient_llm.policies.circuit_breaker import CircuitBreaker
 from resilient_llm.policies.concurrency_limit import ConcurrencyLimit
@@ -13,6 +14,7 @@ from resilient_llm.policies.retry import Retry
 from resilient_llm.policies.tokens import TokenEstimate
 
 __all__ = [
+    "AttemptTimeout",
     "Bulkhead",
     "CircuitBreaker",
     "ConcurrencyLimit",

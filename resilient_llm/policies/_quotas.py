@@ -109,6 +109,8 @@ class Quotas:
         """Look at the next few keys, all of them in turn, and forget those that are idle."""
         for _ in range(count):
             if not self._unswept:
+                if not self._quotas:
+                    return
                 self._unswept = list(self._quotas)
             key = self._unswept.pop()
             quota = self._quotas.get(key)
@@ -156,7 +158,7 @@ class QuotaSet:
             found.append(quota)
             for bucket, counts_tokens in zip(quota.buckets, quotas.count_tokens, strict=True):
                 charges.append((bucket, tokens if counts_tokens else requests))
-        return Reservation(charges, own=self._own, quotas=found)
+        return Reservation(charges, own=self._own, quotas=found, marked=bool(self.mirrored))
 
     def settle(self, reservation: Reservation, tokens: float, now: float) -> None:
         """Replace the estimate in a reservation by the tokens that were used."""

@@ -7,6 +7,7 @@ can be granted, the others until they are woken. What a call needs of which limi
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING
 
@@ -40,7 +41,7 @@ class _Waiter:
     def __init__(self, deadline: float) -> None:
         self.deadline = deadline
         self.turn = anyio.Event()
-        self.scope = anyio.CancelScope()
+        self.scope: anyio.CancelScope | None = None
 
 
 class RateWaiters:
@@ -64,7 +65,8 @@ class RateWaiters:
         self._quotas = quotas
         self._max_wait = max_wait
         self._name = name
-        self._waiters: dict[Ticket[Hashable], _Waiter] = {}
+        # Ordered: in a plain dict the first of many is hard to find once those before it are gone.
+        self._waiters: OrderedDict[Ticket[Hashable], _Waiter] = OrderedDict()
         self._driver: _Waiter | None = None
 
     async def take(self, call: Call, reservation: Reservation, now: float) -> None:
@@ -86,9 +88,9 @@ class RateWaiters:
             deadline=deadline,
         )
         if ticket is None:
-            # No place is free before then, unless somebody gives up.
-            seconds = max(delay.seconds, self.queue.next_at - now)
-            raise self.refuse(call, reservation, now, Delay(seconds, delay.charge))
+            # No place is free before somebody is served, unless somebody gives up.
+            place_free = self.queue.next_at - now if len(self.queue) else 0.0
+            raise self.refuse(call, reservation, now, Delay(max(delay.seconds, place_free), delay.charge))
         self.advance(now)
         if ticket.state is TicketState.GRANTED:
             return
@@ -145,11 +147,13 @@ class RateWaiters:
         """
         depth = len(self.queue)
         waiter = self._waiters[ticket] = _Waiter(ticket.deadline)
+        reservation.hold()
         outcome: WaitOutcome = "cancelled"
         try:
             await self._sleep(ticket, waiter, call.loop.time)
             outcome = "acquired" if ticket.state is TicketState.GRANTED else "timeout"
         finally:
+            reservation.release()
             if outcome != "acquired":
                 self._leave(ticket, waiter, reservation, call.loop.time())
             unit = "tokens" if self._quotas.counts_tokens else "requests"
@@ -158,9 +162,8 @@ class RateWaiters:
 
     async def _sleep(self, ticket: Ticket[Hashable], waiter: _Waiter, time: Callable[[], float]) -> None:
         while ticket.state is TicketState.WAITING:
-            waiter.scope = anyio.CancelScope(deadline=waiter.deadline)
-            self._appoint()
-            with waiter.scope:
+            with anyio.CancelScope(deadline=waiter.deadline) as waiter.scope:
+                self._appoint()
                 await waiter.turn.wait()
             now = time()
             if ticket.state is TicketState.WAITING:
@@ -190,7 +193,7 @@ class RateWaiters:
         driver = self._driver
         if driver is None:
             driver = self._driver = next(iter(self._waiters.values()), None)
-        if driver is not None:
+        if driver is not None and driver.scope is not None:
             driver.scope.deadline = min(driver.deadline, self.queue.next_at)
 
     def _deadline(self, call: Call, now: float) -> float:

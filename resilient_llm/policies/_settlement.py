@@ -15,18 +15,22 @@ if TYPE_CHECKING:
 __all__ = ["never_sent", "tokens_used"]
 
 _INTERRUPTIONS = frozenset({"cancelled", "deadline_exceeded"})
+_NO_CONNECTION = frozenset({"pool_timeout"})
+"""Neutral, as it says nothing of the target, but no refusal of a policy's."""
 
 
 def never_sent(call: Call, outcome: Outcome) -> bool:
     """Tell whether nothing of a call ever reached the provider, or at the ASGI door the app."""
-    if outcome.verdict is Verdict.NEUTRAL and outcome.scope is Scope.LOCAL:
-        if outcome.error_type in _INTERRUPTIONS and call.sent is None:
-            # The door does not say, so that an attempt was begun has to do.
-            return not (call.inbound or call.parent is not None or call.attempts)
-        return not call.sent
-    # A connection that could not be made.
-    unreached = outcome.verdict is Verdict.FAILURE and outcome.status is None and not outcome.ambiguous
-    return unreached and not call.inbound and _only_attempt(call)
+    if outcome.error_type in _NO_CONNECTION or (
+        outcome.verdict is Verdict.FAILURE and outcome.status is None
+    ):
+        return not outcome.ambiguous and not call.inbound and _only_attempt(call)
+    if outcome.verdict is not Verdict.NEUTRAL or outcome.scope is not Scope.LOCAL:
+        return False
+    if outcome.error_type in _INTERRUPTIONS and call.sent is None:
+        # The door does not say, so that an attempt was begun has to do.
+        return not (call.inbound or call.parent is not None or call.attempts)
+    return not call.sent
 
 
 def tokens_used(call: Call, outcome: Outcome) -> float | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Hashable, Mapping
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from resilient_llm.errors import ConfigurationError
 from resilient_llm.policies.tokens import TokenEstimate, estimate_once
@@ -24,8 +24,8 @@ logger = logging.getLogger("resilient_llm")
 Cost: TypeAlias = Literal["tokens"] | TokenEstimate | Callable[["Call"], float]
 """What a call counts for: its estimated tokens, or what a function of it gives."""
 
-Weights: TypeAlias = Mapping[Hashable, float] | Callable[[Hashable], float]
-"""What a tenant's share is in proportion to; 1 where a mapping says nothing."""
+Weights: TypeAlias = Mapping[Any, float] | Callable[[Any], float]
+"""What the share of a key is in proportion to; 1 where a mapping says nothing. What keys are, `key=` says."""
 
 Subject = TypeVar("Subject")
 

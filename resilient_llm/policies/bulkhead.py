@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Bulkhead"]
 
-_CREDIT = 16
-"""How many calls early a key may be served that had less than its share: what calls that come at random at 80 % of
-a share are now and then behind by (the 99th percentile of an M/D/1 queue at 0.8 is 10)."""
+_CREDIT = 24
+"""How many calls early a key may be served that had less than its share. With so many, calls that come at random at
+up to 80 % of a share wait as if they always came first; with 16 up to 70 % of it, without any up to 20 %."""
 
 _ROOM = 10
 """How many keys with a full queue each there is room for in a shared pool, unless it is told otherwise."""
@@ -105,9 +105,9 @@ class Bulkhead:
             room = WaitingRoom[Hashable](self.max_queued, ageing=self.ageing)
         else:
             limit, cap = self.shared, self.max_concurrent
-            total = self.max_queued_total
+            total = _ROOM * self.max_queued if self.max_queued_total is None else self.max_queued_total
             room = WaitingRoom(
-                _ROOM * self.max_queued if total is None else total,
+                total if self.max_queued else 0,
                 max_queued_per_tenant=self.max_queued or None,
                 weights=weight_function(self.weights),
                 ageing=self.ageing,

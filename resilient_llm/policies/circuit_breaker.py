@@ -155,6 +155,10 @@ class CircuitBreaker:
             name=self.name,
         )
 
+    def lets_through_in(self, call: Call, delay: float) -> bool:
+        """Tell whether the call's circuit would let an attempt through `delay` seconds from now, as things stand."""
+        return self.dry_run or self._circuits(call).circuit.retry_after(call.loop.time()) <= delay
+
     def state(self, key: Hashable) -> CircuitState:
         """Give the state of a key's circuit; an open one whose break has elapsed is still `OPEN` until a call comes."""
         return self._circuits.get(key).circuit.state

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
 from resilient_llm._loop import LoopBound
 from resilient_llm.core.quota import LimitLevel, Reservation
@@ -52,8 +52,9 @@ class RateLimit:
     the levels of limits that mirror its own.
 
     When too little is left a call waits, for at most `max_wait` seconds and never past its deadline, in turn among
-    tenants by estimated tokens and `weights`, inside a tenant by priority (`ageing` as in `WaitingRoom`). A wait that
-    cannot fit is refused at once. What exceeds a bucket is refused for good, or with `oversize="borrow"` passes when
+    tenants by estimated tokens and `weights`, inside a tenant by priority (`ageing` as in `WaitingRoom`), up to
+    `max_queued` of one tenant and `max_queued_total` (10 times as many) of all. A wait that cannot fit is refused at
+    once. What exceeds a bucket is refused for good, or with `oversize="borrow"` passes when
     the bucket is full and leaves a debt. With `dry_run` everything is counted and reported, nothing waits and
     nothing is refused.
 
@@ -68,9 +69,9 @@ class RateLimit:
     learn: bool | None = None
     limits: Sequence[Limit] = ()
     max_wait: float = 30.0
-    max_queued: int = 10_000
-    max_queued_per_tenant: int = 5_000
-    weights: Mapping[Hashable, float] | Callable[[Hashable], float] | None = None
+    max_queued: int = 1_000
+    max_queued_total: int | None = None
+    weights: Mapping[str, float] | Callable[[str | None], float] | None = None
     ageing: float = 10.0
     cost: Callable[[Call], float] | None = None
     estimate: Estimate = field(default_factory=TokenEstimate)
@@ -85,8 +86,10 @@ class RateLimit:
     _loop: LoopBound = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        at_least(1, max_queued_per_tenant=self.max_queued_per_tenant, max_keys=self.max_keys)
+        at_least(1, max_keys=self.max_keys)
         at_least(0, max_queued=self.max_queued)
+        if self.max_queued_total is not None:
+            at_least(0, max_queued_total=self.max_queued_total)
         seconds(max_wait=self.max_wait, zero=True, infinite=True)
         seconds(ageing=self.ageing, zero=True)
         if self.oversize not in ("refuse", "borrow"):
@@ -97,7 +100,7 @@ class RateLimit:
         except ValueError as error:
             raise ConfigurationError(str(error)) from error
         waiters = RateWaiters(
-            quotas, self._make_room, max_queued=self.max_queued, max_wait=self.max_wait, name=self.name
+            quotas, self._make_room, max_queued=self._max_queued_total, max_wait=self.max_wait, name=self.name
         )
         object.__setattr__(self, "_quotas", quotas)
         object.__setattr__(self, "_waiters", waiters)
@@ -124,11 +127,15 @@ class RateLimit:
             )
         return self.limits
 
+    @property
+    def _max_queued_total(self) -> int:
+        return 10 * self.max_queued if self.max_queued_total is None else self.max_queued_total
+
     def _make_room(self) -> WaitingRoom[Hashable]:
         return WaitingRoom(
-            self.max_queued,
-            max_queued_per_tenant=self.max_queued_per_tenant,
-            weights=self.weights,
+            self._max_queued_total if self.max_queued else 0,
+            max_queued_per_tenant=max(1, self.max_queued),
+            weights=cast("Callable[[Hashable], float] | None", self.weights),  # who waits is a tenant
             ageing=self.ageing,
         )
 
@@ -152,8 +159,6 @@ class RateLimit:
         call.on_finish(partial(self._finish, call, reservation))
         if not self._quotas.mirrored or call.inbound:
             return await call_next(call)
-        if not reservation.spent:
-            reservation.mark()
         try:
             reply = await call_next(call)
         except AttemptError as error:

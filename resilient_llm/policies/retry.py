@@ -18,6 +18,7 @@ from resilient_llm.ordering import Placement
 from resilient_llm.outcome import Outcome
 from resilient_llm.policies._keyed import Keyed
 from resilient_llm.policies._options import at_least, seconds
+from resilient_llm.policies.circuit_breaker import CircuitBreaker
 from resilient_llm.policies.deadline import Deadline
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class Retry:
     name: str = "retry"
     placement: ClassVar[Placement] = Placement.RETRY
     _budgets: Keyed[RetryBudget] = field(init=False, repr=False)
+    _circuits: list[CircuitBreaker] = field(init=False, repr=False, default_factory=list)
 
     def __post_init__(self) -> None:
         at_least(1, max_attempts=self.max_attempts)
@@ -76,6 +78,7 @@ class Retry:
 
     def check(self, policies: Sequence[object]) -> None:
         """Raise `ConfigurationError` when no retry could ever be made in time."""
+        self._circuits.extend(policy for policy in policies if isinstance(policy, CircuitBreaker))
         for policy in policies:
             if isinstance(policy, Deadline) and self.max_attempts > 1 and self.backoff.jitter == "none":
                 least = self.backoff.initial + self.min_remaining
@@ -138,27 +141,35 @@ class Retry:
         """Give the wait before the next attempt, or `None` when there is to be none."""
         if not outcome.retryable:
             return None
-        why: str | None = None
         wait = self._wait(call, outcome)
-        if call.attempts >= self.max_attempts:
-            why = "max_attempts"
-        elif not call.request.replayable:
-            why = "body_not_replayable"
-        elif outcome.ambiguous and not self.retry_ambiguous:
-            why = "ambiguous"
-        elif (outcome.ambiguous or outcome.status is not None) and not call.profile.repeat_safe:
-            why = "not_repeat_safe"
-        elif math.isinf(wait.delay):
-            why = "retry_after_over_cap"
-        elif wait.delay + self.min_remaining > call.remaining():
-            why = "deadline"
-        elif not budget.withdraw(call.loop.time()):
-            why = "budget"
+        why = self._not_again(call, outcome) or self._not_then(call, wait, budget)
         if why is None:
             return wait
         call.exhausted = True
         call.telemetry.retry_suppressed(call, why)
         return None
+
+    def _not_again(self, call: Call, outcome: Outcome) -> str | None:
+        """Say why the request may not be sent again, whenever that would be."""
+        if call.attempts >= self.max_attempts:
+            return "max_attempts"
+        if not call.request.replayable:
+            return "body_not_replayable"
+        if outcome.ambiguous and not self.retry_ambiguous:
+            return "ambiguous"
+        if (outcome.ambiguous or outcome.status is not None) and not call.profile.repeat_safe:
+            return "not_repeat_safe"
+        return None
+
+    def _not_then(self, call: Call, wait: _Wait, budget: RetryBudget) -> str | None:
+        """Say why it may not be sent after that wait; else take it out of the budget."""
+        if math.isinf(wait.delay):
+            return "retry_after_over_cap"
+        if wait.delay + self.min_remaining > call.remaining():
+            return "deadline"
+        if not all(circuit.lets_through_in(call, wait.delay) for circuit in self._circuits):
+            return "circuit_open"
+        return None if budget.withdraw(call.loop.time()) else "budget"
 
     def _wait(self, call: Call, outcome: Outcome) -> _Wait:
         delay = self.backoff.delay(call.attempts, self.random)

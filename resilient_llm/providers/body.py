@@ -6,7 +6,6 @@ much of it, is the shell's business; so is everything that is done about it.
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ from resilient_llm.message import Headers, header
 from resilient_llm.outcome import SUCCESS, Outcome, Verdict
 from resilient_llm.providers.answer import Answer, objects
 from resilient_llm.providers.content import decode_body
+from resilient_llm.providers.event_reader import classify_error
 from resilient_llm.providers.problem import parse, reports_error
 from resilient_llm.providers.stream_reader import StreamReader
 
@@ -78,11 +78,11 @@ def read_body(
         return _read_other(dialect, status, headers, decoded, operation)
     for item in objects(parsed if isinstance(parsed, list) else [parsed]):  # Gemini writes streams as lists
         if reports_error(item):
-            return _with_usage(dialect.classify(status, headers, json.dumps(item).encode()), answer), answer
+            return _with_usage(classify_error(dialect, status, headers, item), answer), answer
         dialect.read_body(item, answer)
         if answer.problem is not None:
-            problem = json.dumps({"error": answer.problem}).encode()
-            return _with_usage(dialect.classify(status, headers, problem), answer), answer
+            problem = {"error": answer.problem}
+            return _with_usage(classify_error(dialect, status, headers, problem), answer), answer
     return _with_usage(SUCCESS, answer), answer
 
 

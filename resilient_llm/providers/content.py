@@ -147,16 +147,15 @@ class _Brotli:
 class _StandardZstd:
     def __init__(self, library: ModuleType) -> None:
         self._library = library
-        self._decompressor = library.ZstdDecompressor()
+        self._frame = library.ZstdDecompressor()
 
     def decode(self, data: bytes, max_size: int) -> bytes:
-        decoded: bytes = self._decompressor.decompress(data, max_length=max_size)
-        while getattr(self._decompressor, "eof", False) and self._decompressor.unused_data:
-            rest = self._decompressor.unused_data
-            if len(decoded) >= max_size:
-                break
-            self._decompressor = self._library.ZstdDecompressor()
-            decoded += self._decompressor.decompress(rest, max_length=max_size - len(decoded))
+        decoded = b""
+        while data and len(decoded) < max_size:
+            if self._frame.eof:
+                self._frame = self._library.ZstdDecompressor()
+            decoded += self._frame.decompress(data, max_length=max_size - len(decoded))
+            data = self._frame.unused_data if self._frame.eof else b""
         return decoded
 
 

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, cast
 from resilient_llm.core.sse import Event
 from resilient_llm.message import Headers, JSONObject
 from resilient_llm.outcome import Outcome
-from resilient_llm.providers.answer import Answer, EventKind
+from resilient_llm.providers.answer import Answer, EventKind, written
 from resilient_llm.providers.problem import reports_error
 from resilient_llm.providers.shape import Shape, learn
 
 if TYPE_CHECKING:
     from resilient_llm.providers.base import Dialect
 
-__all__ = ["MALFORMED", "EventReader", "parse_data"]
+__all__ = ["MALFORMED", "EventReader", "classify_error", "parse_data"]
 
 MALFORMED = object()
 """What data that is not JSON parses to."""
@@ -41,12 +41,12 @@ class EventReader:
     __slots__ = (
         "_answer",
         "_dialect",
-        "_ended",
         "_headers",
         "_lessons",
         "_shape",
         "_status",
         "_unsettled",
+        "complete",
         "cut",
         "failure",
         "has_content",
@@ -59,6 +59,8 @@ class EventReader:
         self.failure: Outcome | None = None
         """What the first error meant."""
         self.has_content = False
+        self.complete = False
+        """Whether the terminal marker came, and an answer before it."""
         self.malformed = 0
         self.keepalives = 0
         self.messages = 0
@@ -69,7 +71,6 @@ class EventReader:
         self._status = status
         self._headers = headers
         self._answer = Answer(keep_text=keep_text)
-        self._ended = False
         self._shape: Shape | None = None
         self._lessons = 0 if keep_text else _MAX_LESSONS
         self._unsettled: str | None = None  # the last event that was recognised and not parsed
@@ -79,11 +80,6 @@ class EventReader:
         """Give what has been learnt so far."""
         self._settle()
         return self._answer
-
-    @property
-    def complete(self) -> bool:
-        """Tell whether the terminal marker came, and an answer before it."""
-        return self._ended and (self.has_content or bool(self._answer.finish_reasons))
 
     def read(self, event: Event) -> EventKind:
         """Say what an event is, by its likeness to an earlier one if possible."""
@@ -134,7 +130,7 @@ class EventReader:
     def report(self, body: object, data: str) -> EventKind:
         """Take an error; the first one counts."""
         if self.failure is None:
-            self.failure = self._classify(body, data)
+            self.failure = classify_error(self._dialect, self._status, self._headers, body, data)
         self._stop_learning()
         if isinstance(body, dict):  # there may be usage in it
             self._dialect.read_event("error", cast("JSONObject", body), self._answer)
@@ -180,8 +176,9 @@ class EventReader:
 
     def _stop(self) -> EventKind:
         """Take a terminal marker."""
-        self._ended = self.failure is None
         self._stop_learning()
+        answered = self.has_content or bool(self._answer.finish_reasons)
+        self.complete = answered and self.failure is None
         return EventKind.END
 
     def _stop_learning(self) -> None:
@@ -198,19 +195,18 @@ class EventReader:
             self._dialect.read_event(self._shape.event, json.loads(data), self._answer)
             self._answer.characters = characters
 
-    def _classify(self, body: object, data: str) -> Outcome:
-        outcome = self._judge(None if body is MALFORMED else body)
-        if outcome.ok:  # it is an error by where it stands and not by its shape
-            inner = body.get("error") or body if isinstance(body, dict) else data
-            outcome = self._judge({"error": inner or data})
-        return self._judge({"error": "error"}) if outcome.ok else outcome
 
-    def _judge(self, body: object) -> Outcome:
-        try:
-            encoded = json.dumps(body).encode()
-        except (ValueError, RecursionError):  # nested as deep as could just be parsed
-            encoded = b""
-        return self._dialect.classify(self._status, self._headers, encoded)
+def classify_error(dialect: Dialect, status: int, headers: Headers, body: object, data: str = "") -> Outcome:
+    """Say what a parsed body means that is an error, be it by its shape, its type or where it stands.
+
+    `data` is what an error that is no JSON says.
+    """
+    inner = (body.get("error") or body) if isinstance(body, dict) else data
+    for shape in (None if body is MALFORMED else body, {"error": inner or data}):
+        outcome = dialect.classify(status, headers, written(shape).encode())
+        if not outcome.ok:
+            return outcome
+    return dialect.classify(status, headers, b'{"error": "error"}')
 
 
 def parse_data(data: str) -> object:

@@ -30,7 +30,10 @@ def read_event(body: JSONObject, answer: Answer) -> EventKind:
     if not said and str(body.get("object")).endswith(".delta"):  # Assistants
         answer.do()
         said = True
-    return EventKind.CONTENT if said else EventKind.META
+    if said:
+        return EventKind.CONTENT
+    usage_only = isinstance(body.get("usage"), dict) and not body.get("choices")
+    return EventKind.USAGE if usage_only else EventKind.META
 
 
 def read_body(body: JSONObject, answer: Answer) -> None:

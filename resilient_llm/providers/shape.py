@@ -43,8 +43,7 @@ _OBJECTS = frozenset({"functionCall", "input"})
 """Arguments that come as objects: their length is not that of a string under one of the names above."""
 
 _STRING = re.compile(r'"((?:[^"\\]|\\.)*+)"(\s*+:\s*+)?')
-_NUMBER = re.compile(r"[0-9]+(?![0-9.eE])")
-_MAX_DIGITS = 18
+_NUMBER = re.compile(r"(?:0|[1-9][0-9]{0,17})(?![0-9.eE])")
 _DECODER = json.JSONDecoder()
 
 
@@ -58,8 +57,10 @@ class _Place(NamedTuple):
 class _Hole(NamedTuple):
     text: bool
     number: bool
-    until: str | None
-    """What stands between this hole and the next; `None` for the last one."""
+    until: str
+    """What stands between this hole and the next; empty for the last one."""
+    size: int
+    """... and how long that is."""
 
 
 class Shape:
@@ -87,7 +88,8 @@ class Shape:
         self._tail = data[holes[-1].end :]
         rest = [data[hole.end : after.start] for hole, after in pairwise(holes)]
         self._holes = [
-            _Hole(hole.text, hole.number, until) for hole, until in zip(holes, [*rest, None], strict=True)
+            _Hole(hole.text, hole.number, until, len(until))
+            for hole, until in zip(holes, [*rest, ""], strict=True)
         ]
 
     def match(self, data: str) -> int:
@@ -101,13 +103,19 @@ class Shape:
         position = len(self._head)
         last = len(data) - len(self._tail)
         characters = 0
-        for text, number, until in self._holes:
-            end = last if until is None else data.find(until, position, last)
+        for text, number, until, size in self._holes:
+            end = data.find(until, position, last) if size else last
             if end <= position:
                 return 0
             body = data[position:end]
             if number:
-                if not _is_number(body):
+                # As JSON has it, and not so long that Python would refuse it.
+                if (
+                    not body.isdigit()
+                    or not body.isascii()
+                    or (body[0] == "0" and body != "0")
+                    or len(body) > 18
+                ):
                     return 0
             elif '"' in body or "\\" in body or not body.isprintable():
                 length = _length(body)
@@ -116,8 +124,7 @@ class Shape:
                 characters += length if text else 0
             elif text:
                 characters += end - position
-            if until is not None:
-                position = end + len(until)
+            position = end + size
         return characters
 
 
@@ -153,15 +160,9 @@ def _places(data: str) -> list[_Place]:
             return []
         if name in _NUMBERS or name.endswith(_COUNTS):
             number = _NUMBER.match(data, value)
-            if number is not None and _is_number(number[0]):
+            if number is not None:
                 places.append(_Place(number.start(), number.end(), text=False, number=True))
     return places
-
-
-def _is_number(body: str) -> bool:
-    """Tell whether JSON takes it for a whole number; not a long one, which Python would not take."""
-    digits = body.isascii() and body.isdigit() and len(body) <= _MAX_DIGITS
-    return digits and (body[0] != "0" or body == "0")
 
 
 def _length(body: str) -> int:

@@ -87,8 +87,7 @@ class CallRecorder(CallTelemetry):
         if call.inbound:
             self._adopt(above, call.tenant)
             return
-        # An SDK's own instrumentation says already what is asked, and measures it.
-        self._gen_ai = names.OPERATION not in (getattr(above, "attributes", None) or ())
+        self._gen_ai = not _is_said_by(above)
         call.on_finish(partial(self._end, call))
         if self.tracer is None:
             return
@@ -283,3 +282,14 @@ class CallRecorder(CallTelemetry):
         if self.recording:
             at = self.clock.ns(self.clock.now())
             self._span.add_event(f"{names.SCOPE}.{name}", attributes, timestamp=at)
+
+
+def _is_said_by(above: Span) -> bool:
+    """Tell whether an SDK's own instrumentation says already what is asked, and measures it.
+
+    A call of ours below another of ours, made by one of its policies, is a call of its own.
+    """
+    if names.OPERATION not in (getattr(above, "attributes", None) or ()):
+        return False
+    scope = getattr(above, "instrumentation_scope", None)
+    return getattr(scope, "name", None) != names.SCOPE

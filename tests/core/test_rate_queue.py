@@ -119,6 +119,20 @@ def test_a_tenant_passed_over_comes_back_as_soon_as_something_is_given_back_to_i
     assert queue.served == ["a"]
 
 
+def test_a_tenant_that_is_passed_over_again_and_again_leaves_no_trail() -> None:
+    queue, shared = Queue(), TokenBucket(100.0, 1.0, 0.0)
+    mine = empty(rate=0.01)
+    ticket = queue.push("a", (mine, 9.0), (shared, 1.0), own=1)
+    for _ in range(1_000):  # calls of its own that give something back
+        mine.give_back(0.001, queue.now)
+        queue.note(queue.queue.give_back("a", queue.now))
+    (lane,) = queue.queue._lanes.values()
+    assert len(lane._alarms) < 40
+    assert queue.queue.next_at == pytest.approx(800)
+    queue.queue.cancel(ticket)
+    assert not lane._asleep
+
+
 def test_a_dry_model_holds_up_nobody_who_asks_for_another() -> None:
     queue, account = Queue(), TokenBucket(100.0, 1.0, 0.0)
     slow, fast = empty(rate=0.1), TokenBucket(10.0, 1.0, 0.0)

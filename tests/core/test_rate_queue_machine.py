@@ -219,4 +219,4 @@ class LimitMachine(RuleBasedStateMachine):
 
 
 TestLimits = LimitMachine.TestCase
-TestLimits.settings = settings(max_examples=60, stateful_step_count=40)
+TestLimits.settings = settings(max_examples=120, stateful_step_count=40)

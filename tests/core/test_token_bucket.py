@@ -53,6 +53,7 @@ def test_the_wait_is_exactly_long_enough(take: Take) -> None:
 def test_more_than_the_capacity_waits_until_it_is_full_and_leaves_a_debt() -> None:
     bucket = drained(capacity=10.0, rate=1.0)
     assert bucket.wait(25.0, 0.0) == pytest.approx(10)
+    assert not bucket.take_at_once(25.0, 10.0), "not unless somebody means it"
     bucket.take(25.0, 10.0)
     assert bucket.level(10.0) == -15
     assert bucket.wait(1.0, 10.0) == pytest.approx(16)

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 import anyio
+import anyio.lowlevel
 
 from resilient_llm import AttemptError, Call, Outcome, RateLimitedError, Reply, Usage
 from resilient_llm.message import Headers
@@ -76,7 +77,8 @@ async def together(calls: Iterable[Callable[[], Awaitable[object]]]) -> list[obj
         for index, call in enumerate(calls):
             results.append(None)
             group.start_soon(one, index, call)
-            await anyio.wait_all_tasks_blocked()
+            for _ in range(5):  # until it waits or is done, whatever the order in which tasks run
+                await anyio.lowlevel.checkpoint()
     return results
 
 

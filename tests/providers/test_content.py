@@ -66,6 +66,8 @@ def test_zstd_is_decoded_where_it_is_installed() -> None:
 class StandardDecompressor:
     """The shape of Python 3.14's compression.zstd."""
 
+    eof = False
+
     def decompress(self, body: bytes, max_length: int) -> bytes:
         return zlib.decompressobj().decompress(body, max_length)
 

@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from resilient_llm import Telemetry
 
-__all__ = ["Exporting"]
+__all__ = ["Exporting", "exporting_to"]
 
 _NOT_BY_ITSELF = 600_000.0  # milliseconds: so that no exporting thread runs while calls are timed
 

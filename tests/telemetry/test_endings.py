@@ -146,7 +146,7 @@ async def test_what_a_circuit_does_is_on_the_call_that_made_it_so() -> None:
 
     spans = recording.spans
     opened, closed = spans.one("chat gpt-4o"), spans.one("chat gpt-5")
-    assert opened.event_names() == ["resilient_llm.breaker.state_change", "resilient_llm.rejected"]
+    assert opened.event_names() == ["resilient_llm.breaker.state_change", "resilient_llm.retry_suppressed"]
     assert opened.events[0].attributes == {
         "resilient_llm.breaker.name": "circuit:provider.example:8080",
         "resilient_llm.breaker.from": "closed",
@@ -157,8 +157,9 @@ async def test_what_a_circuit_does_is_on_the_call_that_made_it_so() -> None:
         "half_open",
         "closed",
     ]
-    # One attempt was made; the retry was refused, and what is told is what the provider said.
-    assert [child.name.split()[0] for child in spans.children(opened)] == ["attempt", "backoff"]
+    assert opened.events[1].attributes == {"resilient_llm.reason": "circuit_open"}
+    # One attempt was made; the next would be refused, so nobody waits for it, and the provider's word is told.
+    assert [child.name.split()[0] for child in spans.children(opened)] == ["attempt"]
     assert (opened.attributes["resilient_llm.attempts"], opened.attributes["resilient_llm.retries"]) == (1, 0)
     assert opened.attributes["resilient_llm.outcome"] == "exhausted"
 

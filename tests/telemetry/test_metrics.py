@@ -19,7 +19,7 @@ SLOW = FakeModel(latency=Latency(headers=1.0))
 SECONDS = tuple(0.01 * 2**n for n in range(14))
 
 
-async def test_a_call_that_goes_well_takes_two_instruments() -> None:
+async def test_a_call_that_goes_well_takes_three_instruments() -> None:
     recording = Recording()
     async with client_of(recording, FakeProvider(SLOW), Bulkhead(max_concurrent=1), Retry()) as client:
         await ask(client)
@@ -27,6 +27,7 @@ async def test_a_call_that_goes_well_takes_two_instruments() -> None:
     points = recording.points
     assert {point.name for point in points if point.kind != "gauge"} == {
         "gen_ai.client.operation.duration",
+        "gen_ai.client.token.usage",
         "resilient_llm.attempt.duration",
     }
     duration = points.one("gen_ai.client.operation.duration")

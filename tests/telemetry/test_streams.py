@@ -36,7 +36,7 @@ async def test_a_stream_is_timed_to_its_first_chunk_and_ends_with_its_last() -> 
     attempt = spans.named("attempt")[-1]
     assert call.end == attempt.end
     assert call.attributes["gen_ai.request.stream"] is True
-    assert "gen_ai.response.finish_reasons" not in call.attributes
+    assert call.attributes["gen_ai.response.finish_reasons"] == ("stop",)
     first = attempt.attributes["resilient_llm.attempt.time_to_first_chunk"]
     assert isinstance(first, float)
     assert 0.1 <= first <= 0.5

@@ -28,7 +28,8 @@ SLOW = FakeModel(latency=Latency(headers=1.0))
 
 async def test_a_call_that_goes_well_is_two_spans() -> None:
     recording = Recording()
-    async with client_of(recording, FakeProvider(), Bulkhead(max_concurrent=1), Retry()) as client:
+    provider = FakeProvider()
+    async with client_of(recording, provider, Bulkhead(max_concurrent=1), Retry()) as client:
         await ask(client)
 
     spans, call = the_call(recording)
@@ -42,6 +43,12 @@ async def test_a_call_that_goes_well_is_two_spans() -> None:
         "gen_ai.request.model": "gpt-4o",
         "server.address": "provider.example",
         "server.port": 8080,
+        "gen_ai.response.id": "chatcmpl-fake000001",
+        "gen_ai.response.model": "gpt-4o",
+        "gen_ai.response.finish_reasons": ("stop",),
+        "gen_ai.usage.input_tokens": provider.requests[0].prompt_tokens,
+        "gen_ai.usage.output_tokens": 9,
+        "gen_ai.usage.cache_read.input_tokens": 0,
         "resilient_llm.outcome": "success",
         "resilient_llm.attempts": 1,
         "resilient_llm.retries": 0,
@@ -162,6 +169,22 @@ async def test_below_any_other_span_the_call_says_all() -> None:
             await ask(client)
     assert recording.spans.tree() == "answer\n  chat gpt-4o\n    attempt openai/gpt-4o"
     assert "gen_ai.client.operation.duration" in recording.points.names()
+
+
+async def test_a_call_that_a_policy_makes_is_a_call_of_its_own() -> None:
+    recording = Recording()
+    moderator = client_of(recording, FakeProvider(FakeModel(latency=Latency(headers=0.1))))
+
+    async def moderate(call: Any, call_next: Any) -> Any:
+        await ask(moderator, "moderation")
+        return await call_next(call)
+
+    async with moderator, client_of(recording, FakeProvider(), moderate, Retry()) as client:
+        await ask(client)
+    assert recording.spans.tree() == (
+        "chat gpt-4o\n  chat moderation\n    attempt openai/moderation\n  attempt openai/gpt-4o"
+    )
+    assert len(recording.points.of("gen_ai.client.operation.duration")) == 2
 
 
 @pytest.mark.parametrize(("record", "expected"), [(True, "acme"), (False, None)])

@@ -187,7 +187,7 @@ def streams(events: st.SearchStrategy[bytes]) -> st.SearchStrategy[list[bytes]]:
     ],
     ids=["chat", "responses", "anthropic", "gemini", "unknown"],
 )
-@settings(max_examples=1200)
+@settings(max_examples=80)
 @given(data=st.data())
 def test_recognising_is_parsing(
     dialect: Dialect, events: st.SearchStrategy[bytes], data: st.DataObject

@@ -1,0 +1,78 @@
+"""How long the parts of one attempt may take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from resilient_llm.call import Clocks
+from resilient_llm.errors import ConfigurationError
+from resilient_llm.ordering import Placement
+from resilient_llm.policies._options import seconds
+from resilient_llm.policies.circuit_breaker import CircuitBreaker
+from resilient_llm.policies.deadline import Deadline
+
+if TYPE_CHECKING:
+    from resilient_llm.call import Call, CallNext
+    from resilient_llm.message import Reply
+
+__all__ = ["AttemptTimeout"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AttemptTimeout:
+    """Give up an attempt whose parts take too long, in seconds from when it is sent.
+
+    `headers` until the reply begins; `first_content` until the model's first content (text, thinking, a tool
+    call) is there, whatever pings and role events come before; `content_gap` between two pieces of content,
+    while the caller waits for one. `None` is no limit. `for_call` may give other `Clocks` for a call, by its
+    model, tenant or target. Too late is a failure of the target: it is retried, and counts for its circuit.
+    """
+
+    headers: float | None = None
+    first_content: float | None = None
+    content_gap: float | None = None
+    for_call: Callable[[Call], Clocks | None] | None = None
+    name: str = "attempt_timeout"
+    placement: ClassVar[Placement] = Placement.ATTEMPT_CLOCKS
+    _clocks: Clocks = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        given = {
+            name: limit
+            for name in ("headers", "first_content", "content_gap")
+            if (limit := getattr(self, name)) is not None
+        }
+        seconds(**given)
+        if not given and self.for_call is None:
+            msg = "AttemptTimeout() limits nothing: give headers, first_content, content_gap or for_call"
+            raise ConfigurationError(msg)
+        if self.headers is not None and self.headers > (self.first_content or math.inf):
+            msg = f"headers={self.headers!r}: allowed are seconds up to first_content={self.first_content!r}"
+            raise ConfigurationError(msg)
+        object.__setattr__(self, "_clocks", Clocks(**given))
+
+    async def __call__(self, call: Call, call_next: CallNext) -> Reply:
+        """Set an attempt's clocks; whoever sends it keeps them."""
+        chosen = None if self.for_call is None else self.for_call(call)
+        call.clocks = self._clocks if chosen is None else chosen
+        return await call_next(call)
+
+    def check(self, policies: Sequence[object]) -> None:
+        """Raise `ConfigurationError` for limits that another policy makes meaningless."""
+        longest = max(
+            (limit for limit in (self.headers, self.first_content) if limit is not None), default=0.0
+        )
+        for policy in policies:
+            if isinstance(policy, Deadline) and longest >= policy.total:
+                msg = f"the deadline (total={policy.total:g}) comes before the attempt's own limit ({longest:g} s)"
+                raise ConfigurationError(msg)
+            window = policy.sampling_duration if isinstance(policy, CircuitBreaker) else None
+            if window is not None and window < 2 * longest:
+                msg = (
+                    f"sampling_duration={window:g}: allowed are at least 2 x the attempt's limit of {longest:g} s, "
+                    "or failures would leave the window before the next ones come in"
+                )
+                raise ConfigurationError(msg)
