@@ -31,6 +31,7 @@ from resilient_llm.policies import (
     Limit,
     RateLimit,
     Retry,
+    Stream,
     TokenEstimate,
 )
 from resilient_llm.telemetry import Telemetry
@@ -72,6 +73,7 @@ __all__ = [
     "ResilientLLMError",
     "Retry",
     "Scope",
+    "Stream",
     "Target",
     "Telemetry",
     "TokenEstimate",

@@ -10,6 +10,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from threading import get_ident
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import anyio
@@ -19,10 +20,10 @@ from resilient_llm.outcome import CANCELLED, DEADLINE_EXCEEDED, Outcome, Scope, 
 
 if TYPE_CHECKING:
     from resilient_llm._loop import EventLoop
-    from resilient_llm.message import Reply, Request
+    from resilient_llm.message import JSONObject, Reply, Request
     from resilient_llm.telemetry import CallTelemetry
 
-__all__ = ["Call", "CallNext", "Clocks", "Finish", "Policy", "Profile", "Target", "outcome_of"]
+__all__ = ["Call", "CallNext", "Clocks", "Finish", "Policy", "Profile", "Streaming", "Target", "outcome_of"]
 
 logger = logging.getLogger("resilient_llm")
 
@@ -76,11 +77,30 @@ class Clocks:
 
     `headers` until the reply begins, `first_content` until the model's first content is there (both from
     when the request is sent), `content_gap` between two pieces of content while somebody waits for one.
+    `whole_reply` stands for all of them where no stream is asked for.
     """
 
     headers: float = math.inf
     first_content: float = math.inf
     content_gap: float = math.inf
+    whole_reply: float = math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Streaming:
+    """Say how the stream that answers a call is passed on.
+
+    It is held back until it has content, or with `until_complete` until it is whole, though never more than
+    `hold_max` bytes of it. With `skip_malformed` events that cannot be read are left out. With `resume`, which
+    carries out the call once more, and adds `prefill` to the request, a stream that breaks is gone on with.
+    """
+
+    until_complete: bool = False
+    hold_max: int = 1024 * 1024
+    max_event_size: int = 8 * 1024 * 1024
+    skip_malformed: bool = False
+    resume: CallNext | None = None
+    prefill: JSONObject | None = None
 
 
 class Call:
@@ -111,8 +131,14 @@ class Call:
     """Estimated tokens, of the prompt and the answer, once a policy has asked."""
     sent: bool | None = None
     """Whether the request is on its way to the provider or was; `None` where the door does not say."""
+    work: object = None
+    """What the callable door runs, in place of a request."""
     clocks: Clocks | None = None
     """How long parts of an attempt may take."""
+    streaming: Streaming = Streaming()
+    """How a streamed reply is passed on; what holds for a call holds for its attempts."""
+    committed: bool = False
+    """Of an attempt: whether its reply was handed on, so that nothing of it is thrown away any more."""
     adopter: Call | None = None
     _profile: Profile | None = None
     _holds: int = 0
@@ -192,7 +218,9 @@ class Call:
         child.reason = reason
         child.tokens = self.tokens
         child.sent = None if self.sent is None else False
+        child.work = self.work
         child.clocks = self.clocks
+        child.streaming = self.streaming
         child._read = self._read
         child._profile = self._profile
         child._callbacks = []
@@ -218,6 +246,7 @@ class Call:
                 await self.settle()
             raise
         self.adopter = self.parent
+        self.committed = True
         if self.finished and self.parent is not None and self.outcome is not None:
             self.parent.finish(self.outcome)  # a reply that was complete when it arrived
         return reply
@@ -235,7 +264,7 @@ class Call:
 
     def finish(self, outcome: Outcome) -> None:
         """End the call with `outcome`, once; later calls do nothing. Safe from any thread."""
-        if not self.loop.here():
+        if get_ident() != self.loop.thread:
             self.loop.post(lambda: self.finish(outcome))
             return
         if self._holds:

@@ -14,7 +14,9 @@ from urllib.parse import urlsplit
 import anyio
 
 from resilient_llm import context
+from resilient_llm.attempt_clock import AttemptClock
 from resilient_llm.call import Call, Target, outcome_of
+from resilient_llm.continued_stream import ContinuedStream
 from resilient_llm.errors import (
     AttemptError,
     ConfigurationError,
@@ -22,11 +24,13 @@ from resilient_llm.errors import (
     RejectedError,
     ResilientLLMError,
 )
+from resilient_llm.event_stream import EventStream
 from resilient_llm.message import Headers, Reply, Request
-from resilient_llm.outcome import Outcome, Verdict
+from resilient_llm.outcome import Outcome
 from resilient_llm.pipeline import Pipeline
-from resilient_llm.providers import classify_exception, dialect_for
+from resilient_llm.providers import classify_exception, dialect_for, is_event_stream
 from resilient_llm.receiver import Receiver
+from resilient_llm.streams import LibraryErrors
 
 if TYPE_CHECKING:
     from resilient_llm.call import Policy
@@ -57,7 +61,7 @@ class ClientDoor:
         transport: Transport,
         *,
         synthesise: Synthesise,
-        timed_out: Callable[[str], Exception],
+        errors: LibraryErrors,
         policies: Sequence[Policy] = (),
         on_rejection: OnRejection = "respond",
         name: str = "client",
@@ -68,12 +72,12 @@ class ClientDoor:
             raise ConfigurationError(msg)
         self._transport = transport
         self._synthesise = synthesise
-        self._timed_out = timed_out
+        self._errors = errors
         self._on_rejection = on_rejection
         self._targets: dict[str, Target] = {}
         self.pipeline = Pipeline(policies, self._send, door="client", name=name, telemetry=telemetry)
         self._receiver = Receiver(
-            reads=bool(self.pipeline.policies), holds=self.pipeline.replays, timed_out=timed_out
+            reads=bool(self.pipeline.policies), holds=self.pipeline.replays, errors=errors
         )
 
     async def handle(self, request: Request) -> Reply:
@@ -97,10 +101,11 @@ class ClientDoor:
             deadline=inherited.effective_deadline(),
             priority=inherited.priority,
         )
+        call.sent = False
         telemetry.start(call)
         telemetry.attach()
         try:
-            return await pipeline.handle(call)
+            return _resumable(call, await pipeline.handle(call))
         except BaseException as error:
             call.finish(outcome_of(error, call))
             if call.unsettled:
@@ -124,21 +129,16 @@ class ClientDoor:
     async def _send(self, attempt: Call) -> Reply:
         """Make one attempt: the innermost step of the pipeline."""
         recorder = attempt.telemetry.attempt(attempt)
+        attempt.started = attempt.loop.time()  # what it has waited for inside the pipeline is no latency
         clocks = attempt.clocks
         if clocks is None:
             return await self._exchange(attempt, recorder, None)
-        started = attempt.started = attempt.loop.time()
-        to_headers = min(clocks.headers, clocks.first_content)
-        with anyio.CancelScope(deadline=started + to_headers) as scope:
-            return await self._exchange(attempt, recorder, scope)
-        late = (
-            "headers_timeout" if scope.deadline < started + clocks.first_content else "first_content_timeout"
-        )
-        raise AttemptError(Outcome(verdict=Verdict.FAILURE, error_type=late, retryable=True, ambiguous=True))
+        clock = AttemptClock(attempt, clocks)
+        with clock:
+            return await self._exchange(attempt, recorder, clock)
+        raise AttemptError(attempt.outcome or clock.expired())
 
-    async def _exchange(
-        self, attempt: Call, recorder: AttemptTelemetry, scope: anyio.CancelScope | None
-    ) -> Reply:
+    async def _exchange(self, attempt: Call, recorder: AttemptTelemetry, clock: AttemptClock | None) -> Reply:
         recorder.attach()
         attempt.mark_sent()
         try:
@@ -151,25 +151,29 @@ class ClientDoor:
         finally:
             recorder.detach()
         recorder.replied(reply.status)
-        if scope is not None and attempt.clocks is not None:
-            scope.deadline = attempt.started + attempt.clocks.first_content
-        return await self._receiver.receive(reply, attempt)
+        return await self._receiver.receive(reply, attempt, clock)
 
     def _failed(self, call: Call, error: AttemptError) -> Reply:
-        reply = error.reply
-        if reply is not None and not (self.pipeline.replays and _says_nothing(reply, error.outcome)):
-            if self.pipeline.replays:
+        reply, outcome, replays = error.reply, error.outcome, self.pipeline.replays
+        if reply is not None and not (replays and _says_nothing(reply, outcome)):
+            if replays:
                 reply.headers = [*(h for h in reply.headers if h[0].lower() != _NO_RETRY[0]), _NO_RETRY]
+                if outcome.status is not None and not is_event_stream(reply.headers):
+                    reply.status = (
+                        outcome.status
+                    )  # what its body says; SDKs go by the status, and would see no error
             return reply
-        if not self.pipeline.replays:
-            if error.__cause__ is None:
-                raise error
-            raise error.__cause__
-        status = 504 if error.outcome.timed_out else 502
-        message = (
-            f"no usable answer from the provider after {call.attempts} attempts: {error.outcome.error_type}"
-        )
-        return self._synthesised(call, status, message, error.outcome.error_type or "bad_gateway", None)
+        message = f"no usable answer from the provider after {call.attempts} attempts: {outcome.error_type}"
+        if not replays:
+            if error.__cause__ is not None:
+                raise error.__cause__
+            if outcome.timed_out:
+                raise self._errors.timed_out(message)
+        status = 504 if outcome.timed_out else 502
+        reply = self._synthesised(call, status, message, outcome.error_type or "bad_gateway", None)
+        if not replays:
+            reply.headers = [header for header in reply.headers if header != _NO_RETRY]
+        return reply
 
     def _refused(self, call: Call, error: RejectedError | DeadlineExceededError) -> Reply:
         if isinstance(error, DeadlineExceededError):
@@ -203,6 +207,12 @@ class ClientDoor:
             name = host if parts.port is None else f"{host}:{port}"
             target = self._targets[origin] = Target(name=name, address=host, port=port)
         return target
+
+
+def _resumable(call: Call, reply: Reply) -> Reply:
+    if isinstance(reply.stream, EventStream) and reply.stream.resumes:
+        reply.stream = ContinuedStream(call, reply.stream)
+    return reply
 
 
 def _says_nothing(reply: Reply, outcome: Outcome) -> bool:

@@ -6,82 +6,135 @@ after the caller has seen content is told in the stream, in the caller's dialect
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
+import anyio
+
+from resilient_llm.call import outcome_of
 from resilient_llm.errors import AttemptError
-from resilient_llm.outcome import CANCELLED, DEADLINE_EXCEEDED, Outcome, Verdict
-from resilient_llm.providers import EventKind
-from resilient_llm.streams import BufferedStream, ReadTimedOutError
+from resilient_llm.outcome import CANCELLED, DEADLINE_EXCEEDED, Outcome
+from resilient_llm.providers import EventKind, StreamReader, classify_exception, decode_body, dialect_for
+from resilient_llm.streams import BufferedStream, ReadTimedOutError, Source
 
 if TYPE_CHECKING:
+    from resilient_llm.attempt_clock import AttemptClock
     from resilient_llm.call import Call
-    from resilient_llm.message import Reply
-    from resilient_llm.providers import Dialect, StreamReader
-    from resilient_llm.streams import Source
+    from resilient_llm.core.sse import Event
+    from resilient_llm.message import Headers, Reply
+    from resilient_llm.providers import Dialect
+    from resilient_llm.streams import LibraryErrors
 
 __all__ = ["EventStream"]
-
-_MAX_HELD = 1024 * 1024
 
 
 class EventStream:
     """Relay the events of one attempt and finish it when they end, however they end.
 
-    Whole events are passed on, so that an error can be told between two of them; a stream with a content
-    encoding passes as it comes, and a failure of it is raised.
+    Whole events are passed on, so that an error can be told between two of them, and nothing after an error.
+    Where none could be put in, because the stream has a content encoding or nobody knows the dialect, bytes pass
+    as they come and a failure is the library's own exception. Where the call's `streaming` can resume, a failure
+    that could be told is an `AttemptError` instead.
+
+    Takes the reply's stream, and its content-length, which would be wrong with an event more.
     """
 
     __slots__ = (
-        "_attempt",
         "_buffer",
-        "_dialect",
-        "_meaning",
+        "_clock",
+        "_errors",
+        "_gone",
         "_over",
         "_reader",
-        "_released",
         "_source",
-        "_waited",
+        "_stop",
+        "_tells",
+        "_unreadable",
+        "attempt",
+        "dialect",
+        "resumes",
     )
 
     def __init__(
-        self,
-        source: Source,
-        attempt: Call,
-        *,
-        dialect: Dialect,
-        reader: StreamReader,
-        meaning: Callable[[BaseException, Call], Outcome],
+        self, reply: Reply, attempt: Call, *, clock: AttemptClock | None, errors: LibraryErrors
     ) -> None:
-        self._source = source
-        self._attempt = attempt
-        self._dialect = dialect
-        self._reader = reader
-        self._meaning = meaning
+        streaming = attempt.streaming
+        self.attempt = attempt
+        self.dialect: Dialect = dialect_for(attempt.request)
+        self._source = Source(reply.stream, attempt.loop)
+        self._clock = clock
+        self._errors = errors
+        self._reader = StreamReader(
+            self.dialect,
+            status=reply.status,
+            headers=reply.headers,
+            max_event_size=streaming.max_event_size,
+            keep_text=streaming.resume is not None,
+        )
         self._buffer = bytearray()  # read from the network and not passed on yet
-        self._released = 0  # how many bytes have been passed on: an offset in the stream
-        self._waited = 0.0  # seconds somebody has waited since the last content
+        self._gone = 0  # how many bytes of the stream are in it no more
+        self._stop: int | None = (
+            None  # the offset up to which the stream may be passed on, once it has failed
+        )
+        self._unreadable = False  # whether it failed because an event was too large
         self._over = False
+        self._tells = self.dialect.marks_end and not self._reader.encoded
+        self.resumes = self._tells and streaming.resume is not None
+        """Whether a failure is raised, for somebody to go on from."""
+        if self._tells:
+            reply.headers = _without(reply.headers, b"content-length")
+        reply.stream = self
+
+    # Before the commit point
 
     async def hold(self, reply: Reply) -> None:
-        """Read until there is content, so that whatever fails before it can be tried again unseen.
+        """Read as far as the call wants it before anything is passed on, so that what fails can be tried again.
 
         Raises `AttemptError`, with the reply where the provider said in the stream what is wrong.
         """
         reader = self._reader
-        while not (reader.has_content or reader.complete or len(self._buffer) > _MAX_HELD):
-            chunk = await self._source.read()
-            if chunk is None:
-                outcome = reader.close()
-                if outcome.ok:
-                    return  # for __anext__ to find: it ends at once, after what is held
-                raise AttemptError(outcome)
-            self._take(chunk)
-            if reader.failure is not None:
-                await self._source.aclose()
-                reply.stream = BufferedStream([bytes(self._buffer)])
-                reply.buffered = True
-                raise AttemptError(reader.interrupted(reader.failure), reply=reply)
+        try:
+            enough = await self._source.read(self._hold)
+        except BaseException as error:
+            outcome = reader.interrupted(self._meaning(error))
+            if outcome.ok and isinstance(error, Exception):
+                return
+            self.attempt.finish(outcome)
+            if classify_exception(error) is None:
+                raise
+            raise AttemptError(outcome) from error
+        if not enough:
+            outcome = reader.close()
+        elif reader.failure is None:
+            return
+        else:
+            outcome = reader.interrupted(reader.failure)
+        if outcome.ok:
+            return  # for __anext__ to find: it ends at once, after what is held
+        await self._source.aclose()
+        if reader.failure is None or self._unreadable:
+            raise AttemptError(outcome)
+        self._quote(reply)
+        raise AttemptError(outcome, reply=reply)
+
+    def _hold(self, chunk: bytes) -> bool:
+        self._look(chunk)
+        reader, streaming = self._reader, self.attempt.streaming
+        if reader.failure is not None or reader.complete or len(self._buffer) > streaming.hold_max:
+            return True
+        return reader.has_content and not streaming.until_complete
+
+    def _quote(self, reply: Reply) -> None:
+        """Make a reply of what was read: the provider's own words for what is wrong."""
+        body: bytes | None = bytes(self._buffer)
+        if self._reader.encoded:
+            body = decode_body(reply.headers, bytes(self._buffer))
+            reply.headers = _without(reply.headers, b"content-encoding")
+        reply.headers = _without(reply.headers, b"content-length")
+        reply.stream = BufferedStream([body or b""])
+        reply.buffered = True
+
+    # After it
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self
@@ -89,22 +142,20 @@ class EventStream:
     async def __anext__(self) -> bytes:
         if self._over:
             raise StopAsyncIteration
-        while not (ready := self._ready()):
-            began = self._attempt.loop.time()
+        ready = self._ready()
+        if not ready and self._stop is None:
+            clock, time = self._clock, self.attempt.loop.time
+            began = time()
             try:
-                chunk = await self._source.read(self._until(began))
-            except ReadTimedOutError:
-                return await self._broken(self._expired(), None)
-            except Exception as error:  # noqa: BLE001 - what it means is asked; it is told or raised below
-                return await self._broken(self._meaning(error, self._attempt), error)
-            except BaseException as error:
-                await self._end(self._reader.interrupted(self._meaning(error, self._attempt)))
-                raise
-            self._waited += self._attempt.loop.time() - began
-            if chunk is None:
+                more = await self._source.read(self._take, self._until(began))
+            except BaseException as error:  # noqa: BLE001 - told or raised again
+                return await self._interrupted(error)
+            if clock is not None:
+                clock.waited(began, time())
+            if not more:
                 return await self._ended()
-            self._take(chunk)
-        return ready
+            ready = self._ready()
+        return ready if self._stop is None else await self._stopped(ready)
 
     async def aclose(self) -> None:
         """Close the reply; before its end this abandons the call."""
@@ -114,91 +165,164 @@ class EventStream:
         finally:
             await self._end(self._reader.interrupted(CANCELLED))
 
-    def _take(self, chunk: bytes) -> None:
-        attempt, reader = self._attempt, self._reader
-        self._buffer += chunk
-        had_content = reader.has_content
-        for kind, _event in reader.feed(chunk):
-            if kind is EventKind.CONTENT:
-                self._waited = 0.0
-        if reader.has_content and not had_content:
-            attempt.first_chunk = now = attempt.loop.time()
-            attempt.first_content = now - attempt.started
+    @property
+    def text(self) -> str | None:
+        """Give what the model has said, where failures are raised; `None` if that is not all it has made."""
+        return self._reader.answer.text
 
-    def _ready(self) -> bytes:
-        """Give what may be passed on: whole events, or everything where nothing could be put between them."""
-        reader = self._reader
-        whole = len(self._buffer) if reader.encoded or reader.blind else reader.boundary - self._released
-        if not whole:
-            return b""
-        ready = bytes(self._buffer[:whole])
-        del self._buffer[:whole]
-        self._released += whole
-        return ready
-
-    def _until(self, now: float) -> float:
-        """Say when a read that begins now has taken too long."""
-        attempt = self._attempt
-        clocks = attempt.clocks
-        if clocks is None:
-            return attempt.deadline
-        if self._reader.has_content:
-            return min(attempt.deadline, now + clocks.content_gap - self._waited)
-        return min(attempt.deadline, attempt.started + clocks.first_content)
-
-    def _expired(self) -> Outcome:
-        if self._attempt.deadline <= self._attempt.loop.time():
-            return DEADLINE_EXCEEDED
-        late = "content_gap_timeout" if self._reader.has_content else "first_content_timeout"
-        return Outcome(verdict=Verdict.FAILURE, error_type=late, retryable=True, ambiguous=True)
-
-    async def _ended(self) -> bytes:
-        """Pass on what is left, and tell the caller if it was not all."""
-        outcome = self._reader.close()
-        rest = bytes(self._buffer)
-        self._buffer.clear()
-        if outcome.ok or self._reader.failure is not None or self._reader.encoded:
-            await self._end(outcome)  # well, or the stream has said itself that it is not
-            if not rest:
-                raise StopAsyncIteration
-            return rest
-        # An event that was cut off is dropped: the caller could not read it, nor what follows it.
-        await self._end(outcome)
-        return self._told(outcome)
-
-    async def _broken(self, outcome: Outcome, error: Exception | None) -> bytes:
-        outcome = self._reader.interrupted(outcome)
-        said = self._reader.failure is not None
-        await self._end(outcome)
-        if outcome.ok or said:
-            raise StopAsyncIteration
-        if self._reader.encoded and error is not None:
-            raise error
-        return self._told(outcome)
-
-    async def _end(self, outcome: Outcome) -> None:
-        self._over = True
-        answer = self._reader.answer
-        self._attempt.telemetry.answered(
-            id=answer.id, model=answer.model, finish_reasons=answer.finish_reasons
-        )
-        await self._attempt.end(outcome)
-
-    def _told(self, outcome: Outcome) -> bytes:
+    def tell(self, outcome: Outcome) -> bytes:
         """Write the failure as the provider would."""
         status = 504 if outcome.timed_out else 502
         why = outcome.error_type or "unknown"
-        return self._dialect.error_event(
-            self._attempt.request,
+        return self.dialect.error_event(
+            self.attempt.request,
             status,
             f"the stream broke before it was complete: {why}",
             code=why,
             sequence=self._reader.answer.sequence,
         )
 
+    def _take(self, chunk: bytes) -> bool:
+        self._look(chunk)
+        return self._stop is not None or self._whole() > 0
+
+    def _look(self, chunk: bytes) -> None:
+        """Keep the next bytes, and hear what they say."""
+        self._buffer += chunk
+        reader = self._reader
+        content = reader.blind or not reader.has_content
+        for kind, event in reader.feed(chunk):
+            if kind is EventKind.CONTENT:
+                content = True
+            elif kind is EventKind.ERROR:
+                self._hear_error(event)
+            elif kind is EventKind.MALFORMED and self.attempt.streaming.skip_malformed:
+                self._skip(event)
+        if content and reader.has_content:
+            self._hear_content()
+        if reader.failure is not None and self._stop is None and self._tells:
+            self._stop = reader.boundary
+            self._unreadable = True
+
+    def _hear_content(self) -> None:
+        attempt = self.attempt
+        now = attempt.loop.time()
+        if self._clock is not None:
+            self._clock.heard(now)
+        if attempt.first_chunk is None:
+            attempt.first_chunk = now
+            attempt.first_content = now - attempt.started
+
+    def _hear_error(self, event: Event) -> None:
+        if self._tells and self._stop is None:
+            self._stop = event.start if self.resumes else event.end
+
+    def _skip(self, event: Event) -> None:
+        if self._tells:
+            start, end = event.start - self._gone, event.end - self._gone
+            del self._buffer[start:end]
+            self._gone += end - start
+
+    def _whole(self) -> int:
+        """Say how many bytes may be passed on: whole events, or all where nothing could be put between them."""
+        if self._tells:
+            boundary = self._reader.boundary
+            return (boundary if self._stop is None else min(boundary, self._stop)) - self._gone
+        if self._reader.encoded or self._reader.failure is not None:
+            return len(self._buffer)
+        return self._reader.boundary - self._gone
+
+    def _ready(self) -> bytes:
+        whole = self._whole()
+        if whole <= 0:
+            return b""
+        ready = bytes(self._buffer[:whole])
+        del self._buffer[:whole]
+        self._gone += whole
+        return ready
+
+    def _until(self, now: float) -> float:
+        """Say when a read that begins now has taken too long."""
+        deadline = self.attempt.deadline
+        return deadline if self._clock is None else min(deadline, self._clock.until(now))
+
+    def _meaning(self, error: BaseException) -> Outcome:
+        clock = self._clock
+        if isinstance(error, ReadTimedOutError):
+            if clock is None or self.attempt.deadline <= self.attempt.loop.time():
+                return DEADLINE_EXCEEDED
+            return clock.expired()
+        if clock is not None and clock.late:
+            return clock.expired()
+        return classify_exception(error) or outcome_of(error, self.attempt)
+
+    # How it ends
+
+    async def _ended(self) -> bytes:
+        """Pass on what is left after a proper end, and tell the caller if that was not all."""
+        reader = self._reader
+        outcome = reader.close()
+        await self._end(outcome)
+        said = reader.failure is not None and not self.resumes
+        if not outcome.ok and not said and self.dialect.marks_end:
+            # An event that was cut off is dropped: the caller could not read it, nor what follows it.
+            return self._fail(outcome, self._errors.broken("the stream ended before it was complete"))
+        rest = bytes(self._buffer)
+        self._buffer.clear()
+        if rest:
+            return rest
+        raise StopAsyncIteration
+
+    async def _interrupted(self, error: BaseException) -> bytes:
+        """Tell the caller of an end that was none, in the stream if possible."""
+        if self._over or isinstance(error, anyio.BusyResourceError):
+            raise error  # another task has closed the stream, or is reading it
+        outcome = self._reader.interrupted(self._meaning(error))
+        await self._end(outcome)
+        if not isinstance(error, Exception):
+            raise error
+        if outcome.ok or self._reader.failure is not None:
+            raise StopAsyncIteration
+        if isinstance(error, ReadTimedOutError):
+            error = self._errors.timed_out(f"the stream was given up: {outcome.error_type}")
+        return self._fail(outcome, error)
+
+    async def _stopped(self, ready: bytes) -> bytes:
+        """End a stream that says itself that it has failed, or that cannot be read on."""
+        if ready and (self.resumes or self._unreadable):
+            return ready  # what came before that
+        failure = self._reader.failure
+        outcome = self._reader.interrupted(CANCELLED if failure is None else failure)
+        try:
+            await self._source.aclose()
+        finally:
+            await self._end(outcome)
+        if self.resumes or self._unreadable:
+            return self._fail(outcome, None)
+        return ready  # with the error as its last event
+
+    def _fail(self, outcome: Outcome, error: Exception | None) -> bytes:
+        if self.resumes:
+            raise AttemptError(outcome) from error
+        if self._tells or error is None:
+            return self.tell(outcome)
+        raise error
+
+    async def _end(self, outcome: Outcome) -> None:
+        self._over = True
+        attempt = self.attempt
+        if not attempt.finished:
+            answer = self._reader.answer
+            attempt.telemetry.answered(id=answer.id, model=answer.model, finish_reasons=answer.finish_reasons)
+        await attempt.end(outcome)
+
     def __del__(self) -> None:
         # The last resort for a stream nobody closed: give back what it held, in the call's own loop.
-        attempt = self._attempt
+        attempt = self.attempt
         if not attempt.finished:
             outcome = self._reader.interrupted(CANCELLED)
             attempt.loop.post(lambda: attempt.finish(outcome))
+
+
+def _without(headers: Headers, name: bytes) -> Headers:
+    return [header for header in headers if header[0].lower() != name]

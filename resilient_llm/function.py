@@ -105,7 +105,7 @@ class FunctionDoor:
         telemetry = self._pipeline.telemetry.begin()
         loop = self._pipeline.loop()
         call = Call(
-            _FunctionRequest(bound, kind),
+            kind.request,
             read=self._read,
             target=kind.target,
             loop=loop,
@@ -115,6 +115,8 @@ class FunctionDoor:
             deadline=inherited.effective_deadline(),
             priority=inherited.priority,
         )
+        call.work = _Work(bound, kind.threaded)
+        call.sent = False
         telemetry.start(call)
         telemetry.attach()
         try:
@@ -153,26 +155,27 @@ class FunctionDoor:
     async def handle(self, attempt: Call) -> Reply:
         """Make one attempt: the innermost step of the pipeline. Of its clocks the nearest one counts."""
         clocks = attempt.clocks
+        attempt.mark_sent()
         if clocks is None:
             return await self._run(attempt)
-        limit = min(clocks.headers, clocks.first_content)
-        with anyio.CancelScope(deadline=attempt.loop.time() + limit):
+        limit = min(clocks.headers, clocks.first_content, clocks.whole_reply)
+        with attempt.loop.scope(deadline=attempt.loop.time() + limit):
             return await self._run(attempt)
         raise AttemptError(
             Outcome(verdict=Verdict.FAILURE, error_type="timeout", retryable=True, ambiguous=True)
         ) from TimeoutError(f"the function was not done after {limit:g} s")
 
     async def _run(self, attempt: Call) -> Reply:
-        request = cast("_FunctionRequest", attempt.request)
+        work = cast("_Work", attempt.work)
         recorder = attempt.telemetry.attempt(attempt)
         recorder.attach()
         try:
-            if request.kind.threaded:
-                result = await self._run_on_thread(attempt, request.bound)
+            if work.threaded:
+                result = await self._run_on_thread(attempt, work.bound)
                 if inspect.isawaitable(result):
                     result = await cast("Awaitable[object]", result)
             else:
-                result = await cast("Awaitable[object]", request.bound())
+                result = await cast("Awaitable[object]", work.bound())
         except Exception as error:
             outcome = self._classify_error(error)
             if outcome is None:
@@ -251,18 +254,15 @@ class _Kind(NamedTuple):
     """What is looked up once for each function: what it is called, and where it runs."""
 
     target: Target
+    request: Request
     threaded: bool
 
 
-class _FunctionRequest(Request):
-    """A function with its arguments, in place of a request."""
+class _Work(NamedTuple):
+    """One call of a function: it with its arguments, and where it runs."""
 
-    __slots__ = ("bound", "kind")
-
-    def __init__(self, bound: Callable[[], object], kind: _Kind) -> None:
-        super().__init__("CALL", kind.target.name, [])
-        self.bound = bound
-        self.kind = kind
+    bound: Callable[[], object]
+    threaded: bool
 
 
 def _take(token: list[bool]) -> bool:
@@ -287,7 +287,7 @@ def _look_at(function: Callable[..., object]) -> _Kind:
         raise TypeError(msg)
     method = getattr(inner, "__call__", None)  # noqa: B004 - an object may be called asynchronously
     asynchronous = inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(method)
-    return _Kind(Target(name=name), threaded=not asynchronous)
+    return _Kind(Target(name=name), Request("CALL", name, []), threaded=not asynchronous)
 
 
 def _reply(result: object) -> Reply:

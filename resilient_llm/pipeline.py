@@ -7,14 +7,15 @@ comes back; policies decide. Neither happens here.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Awaitable, Callable, Sequence
+import math
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Literal, ParamSpec, TypeVar, overload
 
 from resilient_llm._loop import EventLoop, LoopBound
 from resilient_llm.call import Profile
-from resilient_llm.errors import ConfigurationError
+from resilient_llm.errors import ConfigurationError, DeadlineExceededError
 from resilient_llm.function import ClassifyError, ClassifyResult, FunctionDoor, classify_error
 from resilient_llm.ordering import Door, Placement, attempt_boundary, check_order, policy_name
 from resilient_llm.telemetry import Telemetry
@@ -100,6 +101,9 @@ class Pipeline:
                 observe(self.telemetry)
         self._loop = LoopBound(f"pipeline {name!r}", _keep_nothing)
         self._boundary = attempt_boundary(self.policies)
+        self._keeps_deadlines = door == "asgi" or any(
+            getattr(policy, "placement", None) is Placement.DEADLINE for policy in self.policies
+        )
         self.replays = any(getattr(policy, "placement", None) is Placement.RETRY for policy in self.policies)
         """Whether a policy in here owns the retries, so that nobody above should."""
         self._functions = FunctionDoor(
@@ -114,35 +118,47 @@ class Pipeline:
     def _chain(self, handler: CallNext) -> CallNext:
         chain = handler
         for policy in reversed(self.policies[self._boundary :]):
-            chain = partial(policy, call_next=chain)
+            chain = _step(policy, chain)
         if self.door != "asgi" and not self.replays:
-            chain = partial(_single_attempt, call_next=chain)
+            chain = _step(_single_attempt, chain)
         for policy in reversed(self.policies[: self._boundary]):
-            chain = partial(policy, call_next=chain)
+            chain = _step(policy, chain)
         return chain
 
     def loop(self) -> EventLoop:
         """Give the event loop this pipeline belongs to; `EventLoopError` when it is another."""
         return self._loop.bind()
 
-    async def handle(self, call: Call) -> Reply:
-        """Carry a call through the policies to the handler."""
-        return await self._entry(call)
+    def handle(self, call: Call) -> Awaitable[Reply]:
+        """Carry a call through the policies to the handler, until the deadline it may have inherited."""
+        if call.deadline == math.inf or self._keeps_deadlines:
+            return self._entry(call)
+        return self._until_deadline(call)
+
+    async def _until_deadline(self, call: Call) -> Reply:
+        with call.loop.scope(deadline=call.deadline):
+            return await self._entry(call)
+        msg = "the call was not done by the deadline it inherited"
+        raise DeadlineExceededError(msg)
 
     @overload
-    async def run(
+    def run(
         self, function: Callable[P, Awaitable[Result]], /, *args: P.args, **kwargs: P.kwargs
-    ) -> Result: ...
+    ) -> Coroutine[object, object, Result]: ...
     @overload
-    async def run(self, function: Callable[P, Result], /, *args: P.args, **kwargs: P.kwargs) -> Result: ...
-    async def run(self, function: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> object:
+    def run(
+        self, function: Callable[P, Result], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[object, object, Result]: ...
+    def run(
+        self, function: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[object, object, object]:
         """Carry out `function(*args, **kwargs)` as one call and give its result.
 
         An `async def` runs here, anything else on a thread. A retry calls it again with the same arguments.
         Raises what the function raises, `RejectedError` and `DeadlineExceededError`; `TypeError` for a
         generator function.
         """
-        return await self._functions.run(function, partial(function, *args, **kwargs))
+        return self._functions.run(function, partial(function, *args, **kwargs))
 
     @overload
     def __call__(self, function: Callable[P, Awaitable[Result]], /) -> Callable[P, Awaitable[Result]]: ...
@@ -174,9 +190,18 @@ class Pipeline:
         )
 
 
-async def _single_attempt(call: Call, call_next: CallNext) -> Reply:
+def _step(policy: Policy | Callable[[Call, CallNext], Awaitable[Reply]], call_next: CallNext) -> CallNext:
+    """Bind a policy to the rest of the chain, by position: it may call its parameters what it likes."""
+
+    def step(call: Call) -> Awaitable[Reply]:
+        return policy(call, call_next)
+
+    return step
+
+
+def _single_attempt(call: Call, call_next: CallNext) -> Awaitable[Reply]:
     """Make the one attempt of a call that nobody retries."""
-    return await call.attempt(reason="initial").run(call_next)
+    return call.attempt(reason="initial").run(call_next)
 
 
 def _options(policy: object) -> Mapping[str, object]:

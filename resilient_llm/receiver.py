@@ -6,7 +6,6 @@ read until it has content. Everything else passes as it comes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import anyio
@@ -16,7 +15,6 @@ from resilient_llm.errors import AttemptError
 from resilient_llm.event_stream import EventStream
 from resilient_llm.outcome import SUCCESS, Outcome
 from resilient_llm.providers import (
-    StreamReader,
     classify_exception,
     decode_body,
     dialect_for,
@@ -24,9 +22,10 @@ from resilient_llm.providers import (
     is_json,
     read_body,
 )
-from resilient_llm.streams import AttemptStream, Source, read_up_to
+from resilient_llm.streams import AttemptStream, BufferedStream, LibraryErrors, read_up_to
 
 if TYPE_CHECKING:
+    from resilient_llm.attempt_clock import AttemptClock
     from resilient_llm.call import Call
     from resilient_llm.message import Reply
 
@@ -34,6 +33,13 @@ __all__ = ["Receiver"]
 
 _MAX_ERROR_BODY = 256 * 1024
 _MAX_JSON_BODY = 16 * 1024 * 1024
+_ERROR_BODY_TIME = 5.0
+"""Seconds to wait for the body of an error, whose status says the most of it."""
+
+_NO_JSON = frozenset({"request", "speech"})
+"""Operations whose replies may be anything."""
+_FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")
+_BOM = b"\xef\xbb\xbf"
 
 
 class Receiver:
@@ -43,26 +49,37 @@ class Receiver:
     it has content: a policy is there that would try again.
     """
 
-    def __init__(self, *, reads: bool, holds: bool, timed_out: Callable[[str], Exception]) -> None:
+    def __init__(self, *, reads: bool, holds: bool, errors: LibraryErrors) -> None:
         self._reads = reads
         self._holds = holds
-        self._timed_out = timed_out
+        self._errors = errors
 
-    async def receive(self, reply: Reply, attempt: Call) -> Reply:
+    async def receive(self, reply: Reply, attempt: Call, clock: AttemptClock | None) -> Reply:
         """Give a reply that may be kept, and finish its attempt when that has been read.
 
         Raises `AttemptError` for one that may not.
         """
-        if reply.status >= 400:
-            if self._reads:
-                raise await self._read_error(reply, attempt)
-            return self._relay(reply, attempt, _classify(attempt, reply, b""))
         if not self._reads:
+            ended = SUCCESS if reply.status < 400 else _classify(attempt, reply, b"")
+            return self._relay(reply, attempt, ended)
+        if reply.status >= 400:
+            raise await self._read_error(reply, attempt)
+        if not 200 <= reply.status < 300 or reply.status in (204, 205) or attempt.request.method == "HEAD":
             return self._relay(reply, attempt, SUCCESS)
-        if is_event_stream(reply.headers) and not reply.complete:
-            return await self._stream(reply, attempt)
-        if is_json(reply.headers):
-            return await self._read_json(reply, attempt)
+        return await self._receive_answer(reply, attempt, clock)
+
+    async def _receive_answer(self, reply: Reply, attempt: Call, clock: AttemptClock | None) -> Reply:
+        """Receive a 2xx by what it says it is, and by what it is where a stream was asked for."""
+        streams = is_event_stream(reply.headers)
+        if clock is not None:
+            clock.replied(streams=streams)
+        if not streams and not reply.complete and attempt.profile.stream:
+            beginning, _whole = await self._read(reply, 0)
+            streams = beginning.removeprefix(_BOM).startswith(_FIELDS)
+        if streams and not reply.complete:
+            return await self._stream(reply, attempt, clock)
+        if streams or is_json(reply.headers) or _is_json_expected(reply, attempt):
+            return await self._read_body(reply, attempt)
         return self._relay(reply, attempt, SUCCESS)
 
     def _relay(self, reply: Reply, attempt: Call, ended: Outcome) -> Reply:
@@ -70,50 +87,43 @@ class Receiver:
             attempt.finish(ended)
             return reply
         reply.stream = AttemptStream(
-            Source(reply.stream), attempt, ended=ended, meaning=_broken_stream, timed_out=self._timed_out
+            reply.stream, attempt, ended=ended, meaning=_broken_stream, errors=self._errors
         )
         return reply
 
-    async def _stream(self, reply: Reply, attempt: Call) -> Reply:
-        dialect = dialect_for(attempt.request)
-        source = Source(reply.stream)
-        stream = EventStream(
-            source,
-            attempt,
-            dialect=dialect,
-            reader=StreamReader(dialect, status=reply.status, headers=reply.headers),
-            meaning=_broken_stream,
-        )
-        if self._holds:
-            try:
-                await stream.hold(reply)
-            except AttemptError:
-                raise
-            except BaseException as error:
-                with anyio.CancelScope(shield=True, deadline=anyio.current_time() + 1):
-                    await source.aclose()
-                if not isinstance(error, Exception):
-                    raise
-                raise _attempt_error(error) from error
-        reply.stream = stream
+    async def _stream(self, reply: Reply, attempt: Call, clock: AttemptClock | None) -> Reply:
+        stream = EventStream(reply, attempt, clock=clock, errors=self._errors)
+        # What may not be repeated need not be held back: it would not be tried again.
+        if attempt.streaming.until_complete or (self._holds and attempt.profile.repeat_safe):
+            await stream.hold(reply)
         return reply
 
-    async def _read_json(self, reply: Reply, attempt: Call) -> Reply:
+    async def _read_body(self, reply: Reply, attempt: Call) -> Reply:
         body, whole = await self._read(reply, _MAX_JSON_BODY)
         if not whole:  # too large to look at: the caller reads on
             return self._relay(reply, attempt, SUCCESS)
         outcome, answer = read_body(
             dialect_for(attempt.request), reply.status, reply.headers, body, operation=attempt.operation
         )
-        attempt.telemetry.answered(id=answer.id, model=answer.model, finish_reasons=answer.finish_reasons)
         if not outcome.ok:
             raise AttemptError(outcome, reply=reply)
+        attempt.telemetry.answered(id=answer.id, model=answer.model, finish_reasons=answer.finish_reasons)
         attempt.finish(outcome)
         return reply
 
     async def _read_error(self, reply: Reply, attempt: Call) -> AttemptError:
-        """Read an error reply's body, so that it can be understood and kept, and its connection freed."""
-        body, _whole = await self._read(reply, _MAX_ERROR_BODY)
+        """Read an error reply's body, so that it can be understood and kept, and its connection freed.
+
+        A body that does not come, or not whole, leaves the status and the headers, which mean as much.
+        """
+        body = b""
+        try:
+            with anyio.fail_after(_ERROR_BODY_TIME):
+                body, _whole = await self._read(reply, _MAX_ERROR_BODY)
+        except (AttemptError, TimeoutError):
+            reply.headers = [header for header in reply.headers if header[0].lower() != b"content-length"]
+            reply.stream = BufferedStream([])
+            reply.buffered = True
         return AttemptError(_classify(attempt, reply, body), reply=reply)
 
     async def _read(self, reply: Reply, limit: int) -> tuple[bytes, bool]:
@@ -121,19 +131,20 @@ class Receiver:
         try:
             body, stream = await read_up_to(reply.stream, limit)
         except Exception as error:
-            raise _attempt_error(error) from error
+            outcome = classify_exception(error)
+            if outcome is None:
+                raise
+            raise AttemptError(outcome) from error
         if not reply.complete:
             reply.stream = stream
             reply.buffered = stream.whole
         return body, stream.whole
 
 
-def _attempt_error(error: Exception) -> AttemptError:
-    """Make the error of an attempt from one of its transport; raise any other as it is."""
-    outcome = classify_exception(error)
-    if outcome is None:
-        raise error
-    return AttemptError(outcome)
+def _is_json_expected(reply: Reply, attempt: Call) -> bool:
+    """Tell whether a reply that does not say so must be JSON, or be a page of some proxy's instead of an answer."""
+    kind = (reply.header(b"content-type") or b"").lower()
+    return attempt.operation not in _NO_JSON and not kind.startswith((b"audio/", b"image/", b"video/"))
 
 
 def _classify(attempt: Call, reply: Reply, body: bytes) -> Outcome:

@@ -209,6 +209,13 @@ async def test_a_caller_cancelled_before_the_thread_begins_holds_nothing(anyio_b
     assert never == []
 
 
+async def test_an_inherited_deadline_holds_without_a_policy() -> None:
+    started = anyio.current_time()
+    with ambient(timeout=0.5), pytest.raises(DeadlineExceededError, match="inherited"):
+        await Pipeline().run(add, 1)
+    assert anyio.current_time() - started == pytest.approx(0.5)
+
+
 async def test_generators_are_refused_with_a_reason() -> None:
     async def stream() -> AsyncIterator[int]:
         yield 1

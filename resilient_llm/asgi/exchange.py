@@ -19,6 +19,7 @@ from resilient_llm.outcome import CANCELLED, Outcome, Verdict
 from resilient_llm.streams import BufferedStream
 
 if TYPE_CHECKING:
+    from resilient_llm.asgi.rate_limit_headers import HeadersOf
     from resilient_llm.call import Call
     from resilient_llm.message import Headers
     from resilient_llm.pipeline import Pipeline
@@ -39,7 +40,15 @@ class Exchange:
     """
 
     def __init__(
-        self, call: Call, scope: Scope, receive: Receive, send: Send, *, cancel: bool, max_buffered_body: int
+        self,
+        call: Call,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        *,
+        cancel: bool,
+        max_buffered_body: int,
+        extra_headers: HeadersOf | None = None,
     ) -> None:
         self.scope = scope
         self.status: int | None = None
@@ -52,6 +61,7 @@ class Exchange:
         self._inbox = Inbox(receive, max_buffered_body)
         self._send = send
         self._cancel = cancel
+        self._extra_headers = extra_headers
         self._running = False
         self._headers: Headers = []
         self._tail: bytes | None = None  # the last bytes of an event stream; None for any other body
@@ -80,6 +90,7 @@ class Exchange:
             raise RuntimeError(msg)
         self._running = True
         call = self._call
+        call.mark_sent()
         here = Ambient(tenant=call.tenant, priority=call.priority, deadline=call.deadline, owner=call)
         token = current.set(here)
         try:
@@ -98,6 +109,9 @@ class Exchange:
         kind = message["type"]
         if kind == "http.response.start":
             self._start(message)
+            if self._extra_headers is not None:
+                told = self._extra_headers(self._call, self._headers)
+                message = {**message, "headers": [*self._headers, *told]}
         last = kind in _BODY and not message.get("more_body", False)
         if last:
             # From here on a disconnect only says that the response is over; it may come before `send` returns.

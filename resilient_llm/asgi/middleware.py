@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from resilient_llm._loop import EventLoop
 from resilient_llm.asgi.drain import Drain
 from resilient_llm.asgi.exchange import Exchange
+from resilient_llm.asgi.rate_limit_headers import rate_limit_headers
 from resilient_llm.asgi.responses import FORMATS, ErrorFormat, Refusal, error_event, error_response
 from resilient_llm.asgi.tenant import Known, TenantOf, Tenants
 from resilient_llm.call import Call, Profile, Target
@@ -83,6 +84,7 @@ class ResilienceMiddleware:
         self._max_buffered_body = max_buffered_body
         self._drain = Drain(drain_timeout)
         self._error_format = error_format
+        self._rate_limit_headers = rate_limit_headers(self.pipeline.policies)
         self._target = Target(name=name)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -98,9 +100,16 @@ class ResilienceMiddleware:
         cancel = self._cancel(scope) if callable(self._cancel) else self._cancel
         call = self._call(scope)
         exchange = Exchange(
-            call, scope, receive, send, cancel=cancel, max_buffered_body=self._max_buffered_body
+            call,
+            scope,
+            receive,
+            send,
+            cancel=cancel,
+            max_buffered_body=self._max_buffered_body,
+            extra_headers=self._rate_limit_headers,
         )
         call.request.native = exchange
+        call.sent = False
         try:
             self._drain.check()
             call.tenant = await self._tenants(scope)

@@ -34,6 +34,13 @@ _DETAIL: Mapping[int, str] = {
 }
 
 
+_WHY: Mapping[str, str] = {
+    "rate_limited": "You are over a rate limit. Try again later.",
+    "cost_exceeds_capacity": "The request is larger than your rate limit ever allows.",
+}
+"""By reason, where the status alone would say the wrong thing."""
+
+
 def _problem(status: int, detail: str, *, code: str) -> bytes:
     problem = {"title": HTTPStatus(status).phrase, "status": status, "detail": detail, "code": code}
     return json.dumps(problem).encode()
@@ -87,6 +94,6 @@ def _status(error: Refusal) -> int:
 
 def _body(error: Refusal, error_format: ErrorFormat) -> bytes:
     status = _status(error)
-    detail = _DETAIL.get(status, "The request was refused.")
     code = error.reason if isinstance(error, RejectedError) else "deadline_exceeded"
+    detail = _WHY.get(code) or _DETAIL.get(status, "The request was refused.")
     return FORMATS[error_format].body(status, detail, code=code)

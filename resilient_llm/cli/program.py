@@ -47,6 +47,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         signal.raise_signal(signal.SIGINT)  # which the event loop turns into a cancellation
 
     before = signal.signal(signal.SIGTERM, stop)
+    # A shell starts what runs in its background with SIGINT ignored; then neither signal would stop us.
+    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
     logging.getLogger("uvicorn.error").addFilter(_worth_saying)
     try:
         code = program.main(arguments, prog_name="resilient-llm", standalone_mode=False)
@@ -57,6 +59,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     finally:
         signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGINT, interrupt)
     return code if isinstance(code, int) else 0
 
 

@@ -11,6 +11,7 @@ from resilient_llm.policies.deadline import Deadline
 from resilient_llm.policies.limit import Limit
 from resilient_llm.policies.rate_limit import RateLimit
 from resilient_llm.policies.retry import Retry
+from resilient_llm.policies.stream import Stream
 from resilient_llm.policies.tokens import TokenEstimate
 
 __all__ = [
@@ -22,5 +23,6 @@ __all__ = [
     "Limit",
     "RateLimit",
     "Retry",
+    "Stream",
     "TokenEstimate",
 ]

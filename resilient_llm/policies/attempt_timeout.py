@@ -20,35 +20,38 @@ if TYPE_CHECKING:
 
 __all__ = ["AttemptTimeout"]
 
+_LIMITS = ("headers", "first_content", "content_gap", "whole_reply")
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AttemptTimeout:
     """Give up an attempt whose parts take too long, in seconds from when it is sent.
 
-    `headers` until the reply begins; `first_content` until the model's first content (text, thinking, a tool
-    call) is there, whatever pings and role events come before; `content_gap` between two pieces of content,
-    while the caller waits for one. `None` is no limit. `for_call` may give other `Clocks` for a call, by its
-    model, tenant or target. Too late is a failure of the target: it is retried, and counts for its circuit.
+    Of a stream: `headers` until the reply begins; `first_content` until the model's first content (text, thinking,
+    a tool call) is there, whatever pings and role events come before; `content_gap` between two pieces of content,
+    while the caller waits for one. Where no stream is asked for: `whole_reply` until the reply has been read, since
+    a model makes all of such a reply before it begins. `None` is no limit. `for_call` may give other `Clocks` for an
+    attempt, by its model, tenant or target. Too late is a failure of the target: it is retried, and counts for its
+    circuit.
+
+    Raises `ConfigurationError` for limits that contradict each other, or another policy.
     """
 
     headers: float | None = None
     first_content: float | None = None
     content_gap: float | None = None
+    whole_reply: float | None = None
     for_call: Callable[[Call], Clocks | None] | None = None
     name: str = "attempt_timeout"
     placement: ClassVar[Placement] = Placement.ATTEMPT_CLOCKS
     _clocks: Clocks = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        given = {
-            name: limit
-            for name in ("headers", "first_content", "content_gap")
-            if (limit := getattr(self, name)) is not None
-        }
+        given = {name: limit for name in _LIMITS if (limit := getattr(self, name)) is not None}
         seconds(**given)
         if not given and self.for_call is None:
-            msg = "AttemptTimeout() limits nothing: give headers, first_content, content_gap or for_call"
-            raise ConfigurationError(msg)
+            allowed = ", ".join(_LIMITS)
+            raise ConfigurationError(f"AttemptTimeout() limits nothing: give {allowed} or for_call")
         if self.headers is not None and self.headers > (self.first_content or math.inf):
             msg = f"headers={self.headers!r}: allowed are seconds up to first_content={self.first_content!r}"
             raise ConfigurationError(msg)
@@ -62,9 +65,8 @@ class AttemptTimeout:
 
     def check(self, policies: Sequence[object]) -> None:
         """Raise `ConfigurationError` for limits that another policy makes meaningless."""
-        longest = max(
-            (limit for limit in (self.headers, self.first_content) if limit is not None), default=0.0
-        )
+        given = (self.headers, self.first_content, self.whole_reply)
+        longest = max((limit for limit in given if limit is not None), default=0.0)
         for policy in policies:
             if isinstance(policy, Deadline) and longest >= policy.total:
                 msg = f"the deadline (total={policy.total:g}) comes before the attempt's own limit ({longest:g} s)"

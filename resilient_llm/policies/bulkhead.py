@@ -30,7 +30,8 @@ __all__ = ["Bulkhead"]
 
 _CREDIT = 24
 """How many calls early a key may be served that had less than its share. With so many, calls that come at random at
-up to 80 % of a share wait as if they always came first; with 16 up to 70 % of it, without any up to 20 %."""
+up to 80 % of a share wait as if they always came first, once some have come; without any they would wait twice as
+long at 50 % of it, and four times at 80 %."""
 
 _ROOM = 10
 """How many keys with a full queue each there is room for in a shared pool, unless it is told otherwise."""

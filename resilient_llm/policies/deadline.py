@@ -44,7 +44,7 @@ class Deadline:
         if call.inbound and self.header is not None:
             total = min(total, _asked_for(call, self.header))
         call.deadline = min(call.deadline, call.started + total)
-        with anyio.CancelScope(deadline=call.deadline) as scope:
+        with call.loop.scope(deadline=call.deadline) as scope:
             if call.inbound:
                 # There the pipeline returns only when the app does; what runs after the reply has no deadline.
                 call.on_finish(lambda _outcome: _disarm(scope, _outcome))

@@ -94,6 +94,8 @@ class TokenEstimate:
     def __call__(self, call: Call) -> int:
         """Give the estimate for a call."""
         body = call.request.json
+        if not body:
+            return 0
         texts, ids, attachments = _said_in([value for name, value in body.items() if name in _PROMPT])
         if not (texts or ids or attachments):
             return 0

@@ -33,7 +33,7 @@ class Gauges:
         self._sources: dict[str, list[weakref.WeakMethod[Observe]]] = {}
 
     def add(self, name: str, observe: Observe, *, unit: str, description: str, merge: Merge) -> None:
-        """Report what `observe`, a bound method, gives for as long as its owner lives."""
+        """Report what `observe`, a bound method, gives while its owner lives; once, however often it is added."""
         sources = self._sources.get(name)
         if sources is None:
             sources = self._sources[name] = []
@@ -43,7 +43,9 @@ class Gauges:
 
             self._meter.create_observable_gauge(name, [collect], unit, description)
         sources[:] = [source for source in sources if source() is not None]
-        sources.append(weakref.WeakMethod(observe))
+        added = weakref.WeakMethod(observe)
+        if added not in sources:  # a policy may stand in several pipelines
+            sources.append(added)
 
     def _collect(self, name: str, merge: Merge) -> Iterator[Observation]:
         series: dict[tuple[tuple[str, str], ...], list[float]] = {}

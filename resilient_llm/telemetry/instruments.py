@@ -76,6 +76,9 @@ class Instruments:
         self.labels = Labels()
         self.gauges = Gauges(meter, self.labels)
         self.attempt_duration = _seconds(meter, names.ATTEMPT_DURATION, "Duration of one attempt")
+        self.discarded_tokens = meter.create_counter(
+            names.ATTEMPT_DISCARDED_TOKENS, "{token}", "Tokens of attempts of which the caller got nothing"
+        )
         self.wait_duration = _seconds(meter, names.WAIT_DURATION, "Time a call waited for a limiter")
         self.retry_delay = _seconds(
             meter, names.CALL_RETRY_DELAY, "Time a call with retries spent in backoff"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from resilient_llm.call import Call
     from resilient_llm.errors import RejectedError
-    from resilient_llm.outcome import Outcome
+    from resilient_llm.outcome import Outcome, Usage
     from resilient_llm.telemetry.names import Semconv
 
 __all__ = ["Metrics"]
@@ -93,9 +93,16 @@ class Metrics:
         }
         if attempt.model is not None:
             labels[names.ATTEMPT_MODEL] = self._model(attempt.model)
+        if not (outcome.ok or attempt.committed or outcome.usage is None):
+            self._discard(outcome.usage, labels)
         if word in ATTEMPT_ERRORS:
             labels[names.ERROR_TYPE] = self._labels.bound(names.ERROR_TYPE, error_type(outcome))
         self.instruments.attempt_duration.record(seconds, labels, context)
+
+    def _discard(self, usage: Usage, labels: Labelled) -> None:
+        for kind, tokens in (("input", usage.input_tokens), ("output", usage.output_tokens)):
+            if tokens:
+                self.instruments.discarded_tokens.add(tokens, {**labels, names.TOKEN_TYPE: kind})
 
     @quiet
     def waited(self, call: Call, limiter: str, outcome: str, *, seconds: float) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, NoReturn, Protocol, Self, cast
 
 from resilient_llm.client import ClientDoor, OnRejection
 from resilient_llm.message import Headers, Reply, Request
+from resilient_llm.streams import LibraryErrors
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -106,10 +107,10 @@ class Family:
         made: object = self._library.Headers(headers)
         return made
 
-    def timeout(self, message: str) -> Exception:
-        """Make the library's own read timeout."""
-        error: Exception = self._library.ReadTimeout(message)
-        return error
+    @property
+    def errors(self) -> LibraryErrors:
+        """Give the library's own exceptions for a read that took too long and a body that broke off."""
+        return LibraryErrors(timed_out=self._library.ReadTimeout, broken=self._library.RemoteProtocolError)
 
     def transport(self) -> NativeTransport:
         """Make a real transport whose pool never becomes the queue."""
@@ -161,7 +162,7 @@ class FamilyTransport:
         self._door = ClientDoor(
             self._send,
             synthesise=self._synthesise,
-            timed_out=family.timeout,
+            errors=family.errors,
             policies=policies,
             on_rejection=on_rejection,
             name=name,
@@ -199,6 +200,8 @@ class FamilyTransport:
         response = cast("NativeResponse", reply.native)
         if not reply.complete:
             response.stream = self._family.stream(reply.stream)
+        if reply.status != response.status_code:
+            response.status_code = reply.status
         if reply.headers != response.headers.raw:
             response.headers = cast("NativeHeaders", self._family.headers(reply.headers))
         return response

@@ -38,7 +38,8 @@ class Body(httpx2.AsyncByteStream):
         if not self.left:
             raise StopAsyncIteration
         self.left -= 1
-        return b'data: {"choices": []}\n\n'
+        finish = b"null" if self.left else b'"stop"'
+        return b'data: {"choices": [{"delta": {"content": "word "}, "finish_reason": %b}]}\n\n' % finish
 
     async def aclose(self) -> None:
         self.closed = True

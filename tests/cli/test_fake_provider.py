@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.cli.conftest import Start, read_until, stop
+from tests.cli.conftest import ROOT, Start, read_until, stop
 
 CHAT = {"model": "any", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5}
 
@@ -57,3 +58,13 @@ def test_limits_latency_and_faults(start: Start, tmp_path: Path) -> None:
     assert replies[2].elapsed.total_seconds() >= 0.2
     assert float(replies[3].headers["retry-after"]) > 0
     stop(provider)
+
+
+@pytest.mark.parametrize(("number", "code"), [("INT", 130), ("TERM", 143)])
+def test_stops_when_a_shell_started_it_in_its_background(number: str, code: int) -> None:
+    # A shell starts what it puts into the background with SIGINT ignored.
+    script = (
+        f"'{sys.executable}' -m resilient_llm.cli fake-provider --port 0 >/dev/null & "
+        f"child=$!; sleep 3; kill -{number} $child; wait $child"
+    )
+    assert subprocess.run(["sh", "-c", script], cwd=ROOT, timeout=30, check=False).returncode == code

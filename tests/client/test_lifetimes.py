@@ -115,10 +115,11 @@ async def test_the_deadline_counts_while_the_stream_is_read(library: ModuleType)
         await provider.wait_until_idle()
 
 
+@pytest.mark.parametrize("policies", [[Deadline(100)], [Retry()], []], ids=["deadline", "retry", "none"])
 @LIBRARIES
-async def test_an_ambient_deadline_is_inherited(library: ModuleType) -> None:
+async def test_an_ambient_deadline_is_inherited(library: ModuleType, policies: list[Policy]) -> None:
     provider = FakeProvider(FakeModel(latency=Latency(headers=60.0)))
-    async with client_of(library, provider, Deadline(100)) as client:
+    async with client_of(library, provider, *policies) as client:
         started = anyio.current_time()
         with ambient(timeout=3):
             response = await client.post(URL, json=BODY)

@@ -100,6 +100,20 @@ async def test_two_pipelines_can_draw_on_one_pool() -> None:
     await assert_undisturbed(beside, callable_door(beside, bulkhead, bulkhead), alone, "poisson", 0.5)
 
 
+async def test_who_was_away_for_long_does_not_shut_the_others_out_when_it_comes_back() -> None:
+    street = Street(lambda _: 1.0)
+    enter = callable_door(street, pool())
+    async with saturating(enter, "noisy", 50):
+        await enter("quiet")
+        await anyio.sleep(300)
+        before = len(street.order)
+        async with saturating(enter, "quiet", 50):
+            order = street.order[before:]
+    # The ten that run, 24 on credit, and from then on one for each.
+    assert Counter(order[:34])["noisy"] in range(10, 13)
+    assert Counter(order[60:])["quiet"] == pytest.approx(len(order[60:]) / 2, abs=1)
+
+
 async def test_without_a_shared_pool_it_would_not_be() -> None:
     """One queue for all: the promises above are not kept by themselves."""
     street = a_second_or_so(4)

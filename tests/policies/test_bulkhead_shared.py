@@ -93,17 +93,11 @@ async def test_inside_a_tenant_a_higher_priority_goes_first_and_waiting_counts_a
     door = Door(Bulkhead(max_concurrent=1, shared=1, max_wait=100, ageing=5.0), provider=provider)
 
     async with anyio.create_task_group() as group:
-        for priority, after in ((0, 0.0), (0, 1.0), (1, 3.0), (1, 7.0)):
-            await anyio.sleep_until(
-                after + (started if (started := _started(door)) else anyio.current_time())
-            )
+        for priority, pause in ((0, 1.0), (0, 2.0), (1, 4.0), (1, 0.0)):  # they come at 0, 1, 3 and 7
             group.start_soon(partial(door, tenant="a", priority=priority))
             await wait_all_tasks_blocked()
+            await anyio.sleep(pause)
     assert [attempt.priority for _, attempt in provider.attempts] == [0, 1, 0, 1]
-
-
-def _started(door: Door) -> float:
-    return door.calls[0].started if door.calls else 0.0
 
 
 async def test_one_tenant_cannot_fill_the_queue_of_all() -> None:
@@ -294,6 +288,19 @@ async def test_a_dry_run_says_who_would_have_waited_too_long() -> None:
         group.start_soon(visit, pipeline, "b", 1.0)
     assert rehearsed(recording) == ["rejected", "would_wait", "would_wait"]
     assert (bulkhead.in_use(), bulkhead.queued()) == (0, 0)
+
+
+async def test_a_dry_run_has_nothing_against_long_calls() -> None:
+    recording = Recording()
+    bulkhead = Bulkhead(max_concurrent=1, shared=1, max_wait=2.0, dry_run=True)
+    pipeline = observed(bulkhead, recording)
+    async with anyio.create_task_group() as group:
+        group.start_soon(visit, pipeline, "a", 1.0)
+        await wait_all_tasks_blocked()
+        group.start_soon(visit, pipeline, "a", 9.0)
+        await anyio.sleep(8.0)
+        assert (bulkhead.in_use(), bulkhead.queued()) == (1, 0), "it has had its slot since the first second"
+    assert rehearsed(recording) == ["would_wait"]
 
 
 @pytest.mark.parametrize("seed", range(3))
