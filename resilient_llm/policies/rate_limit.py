@@ -210,6 +210,8 @@ class RateLimit:
         self, call: Call, reservation: Reservation, headers: Headers, outcome: Outcome | None = None
     ) -> None:
         """Lower the levels of limits that mirror the provider's to what its reply says."""
+        if not headers and outcome is None:
+            return
         now = call.loop.time()
         # Only for a reset given as a date by a reply without one; that is on the world's clock.
         levels = rate_limit_levels(headers, datetime.now(UTC).timestamp())  # noqa: TID251
