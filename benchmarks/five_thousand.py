@@ -84,7 +84,10 @@ async def measure(way: str, items: int, seed: int) -> Figures:
         response = await client.post(URL, json=body)
         failed += response.status_code != httpx.codes.OK
 
-    async with httpx.AsyncClient(transport=transport, timeout=None) as client, anyio.create_task_group() as group:  # noqa: S113 - limits are the matter here
+    async with (
+        httpx.AsyncClient(transport=transport, timeout=None) as client,
+        anyio.create_task_group() as group,
+    ):
         for prompt_words in words:
             group.start_soon(one, client, prompt_words)
     seconds = anyio.current_time() - started
@@ -126,6 +129,8 @@ def main(seeds: int) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--full", action="store_true", help="five seeds; the worst is printed")
     main(5 if parser.parse_args().full else 1)

@@ -118,6 +118,36 @@ class LoopBound:
         self._loop: EventLoop | None = None
         self._running: object = None
 
+    def bind_alive(self) -> None:
+        """Make sure that this state belongs to a loop that runs; `EventLoopError` when there is none."""
+        if self._loop is None or not self._loop.is_alive():
+            try:
+                self.bind()
+            except RuntimeError as error:
+                msg = f"{self._name} is used outside an event loop, and belongs to none that is running"
+                raise EventLoopError(msg) from error
+
+    def run(self, callback: Callable[[float], None]) -> None:
+        """Run `callback` with the time, in the loop this state belongs to: at once there, soon from elsewhere.
+
+        Nothing is done where there is none: no state has been used yet.
+        """
+        loop = self._loop
+        if loop is None:
+            return
+        try:
+            at_home = EventLoop.running() is self._running
+        except RuntimeError:
+            at_home = False
+        if at_home:
+            callback(loop.time())
+        else:
+            loop.post(lambda: callback(loop.time()))
+
+    def time(self) -> float:
+        """Give the time of the loop this state belongs to."""
+        return self.bind().time() if self._loop is None else self._loop.time()
+
     def bind(self, known: EventLoop | None = None) -> EventLoop:
         """Give the loop this state belongs to; it is the running one, which the caller may know already."""
         loop = self._loop

@@ -6,6 +6,7 @@ by whoever reads its reply.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Self
 
 import anyio
@@ -72,6 +73,11 @@ class AttemptClock:
         if self._running == "content_gap":
             return now + self._clocks.content_gap - self._waited
         return self._until
+
+    @property
+    def limit(self) -> float:
+        """Say when the reply must have been read, whatever it is; infinity where no clock is for all of it."""
+        return self._until if self._running == "whole_reply" else math.inf
 
     def waited(self, since: float, now: float) -> None:
         """Take the end of a wait."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from threading import get_ident
 from typing import TYPE_CHECKING, Protocol, TypeAlias
@@ -45,6 +45,14 @@ class Policy(Protocol):
 
     async def __call__(self, call: Call, call_next: CallNext) -> Reply:
         """Await `call_next(call)`, or raise a `RejectedError`."""
+        ...
+
+
+class EarlyChecked(Protocol):
+    """Say beforehand whether an attempt would be let through."""
+
+    def lets_through_in(self, call: Call, delay: float) -> bool:
+        """Tell whether the call would be let through `delay` seconds from now, as things stand."""
         ...
 
 
@@ -91,14 +99,16 @@ class Streaming:
     """Say how the stream that answers a call is passed on.
 
     It is held back until it has content, or with `until_complete` until it is whole, though never more than
-    `hold_max` bytes of it. With `skip_malformed` events that cannot be read are left out. With `resume`, which
-    carries out the call once more, and adds `prefill` to the request, a stream that breaks is gone on with.
+    `hold_max` bytes of it. With `skip_malformed` events that cannot be read are left out. With `include_usage`
+    usage is asked for, and left out where the caller did not ask. With `resume`, which carries out the call once
+    more, and adds `prefill` to the request, a stream that breaks is gone on with.
     """
 
     until_complete: bool = False
     hold_max: int = 1024 * 1024
     max_event_size: int = 8 * 1024 * 1024
     skip_malformed: bool = False
+    include_usage: bool = False
     resume: CallNext | None = None
     prefill: JSONObject | None = None
 
@@ -133,6 +143,8 @@ class Call:
     """Whether the request is on its way to the provider or was; `None` where the door does not say."""
     work: object = None
     """What the callable door runs, in place of a request."""
+    circuits: Sequence[EarlyChecked] = ()
+    """The circuits that an attempt of it will have to pass."""
     clocks: Clocks | None = None
     """How long parts of an attempt may take."""
     streaming: Streaming = Streaming()
@@ -140,6 +152,10 @@ class Call:
     committed: bool = False
     """Of an attempt: whether its reply was handed on, so that nothing of it is thrown away any more."""
     adopter: Call | None = None
+    holds: tuple[object, ...] = ()
+    """What it has taken that others may wait for, until it ends."""
+    enclosing: Call | None = None
+    """Of what runs code of the application's: what that itself runs inside of."""
     _profile: Profile | None = None
     _holds: int = 0
     _deferred: Outcome | None = None

@@ -26,9 +26,10 @@ from resilient_llm.errors import (
 )
 from resilient_llm.event_stream import EventStream
 from resilient_llm.message import Headers, Reply, Request
-from resilient_llm.outcome import Outcome
+from resilient_llm.outcome import SUCCESS, Outcome
 from resilient_llm.pipeline import Pipeline
 from resilient_llm.providers import classify_exception, dialect_for, is_event_stream
+from resilient_llm.providers.stream_options import with_usage
 from resilient_llm.receiver import Receiver
 from resilient_llm.streams import LibraryErrors
 
@@ -105,7 +106,7 @@ class ClientDoor:
         telemetry.start(call)
         telemetry.attach()
         try:
-            return _resumable(call, await pipeline.handle(call))
+            return _resumable(call, await self._native(call, await pipeline.handle(call)))
         except BaseException as error:
             call.finish(outcome_of(error, call))
             if call.unsettled:
@@ -117,6 +118,20 @@ class ClientDoor:
             telemetry.detach()
         # Outside the except block, so that a native exception is raised just as the transport raised it.
         return self._translate(call, failure)
+
+    async def _native(self, call: Call, reply: Reply) -> Reply:
+        """Make a reply of the library's own kind of one that a policy has made, and end the call with it."""
+        if not isinstance(reply, Reply):
+            msg = f"a policy of pipeline {self.pipeline.name!r} returned {reply!r} where a Reply is expected"
+            raise TypeError(msg)
+        if reply.native is not None:
+            return reply
+        body = b"".join([chunk async for chunk in reply.stream])
+        await reply.stream.aclose()
+        made = self._synthesise(reply.status, reply.headers, body)
+        dialect = dialect_for(call.request)
+        await call.end(SUCCESS if reply.status < 400 else dialect.classify(reply.status, reply.headers, body))
+        return made
 
     def _translate(self, call: Call, failure: ResilientLLMError) -> Reply:
         """Turn what the pipeline raised into what the library above expects."""
@@ -141,8 +156,9 @@ class ClientDoor:
     async def _exchange(self, attempt: Call, recorder: AttemptTelemetry, clock: AttemptClock | None) -> Reply:
         recorder.attach()
         attempt.mark_sent()
+        request = with_usage(attempt.request) if attempt.streaming.include_usage else attempt.request
         try:
-            reply = await self._transport(recorder.inject(attempt.request))
+            reply = await self._transport(recorder.inject(request))
         except Exception as error:
             outcome = classify_exception(error)
             if outcome is None:
@@ -158,7 +174,7 @@ class ClientDoor:
         if reply is not None and not (replays and _says_nothing(reply, outcome)):
             if replays:
                 reply.headers = [*(h for h in reply.headers if h[0].lower() != _NO_RETRY[0]), _NO_RETRY]
-                if outcome.status is not None and not is_event_stream(reply.headers):
+                if reply.status < 400 and outcome.status is not None and not is_event_stream(reply.headers):
                     reply.status = (
                         outcome.status
                     )  # what its body says; SDKs go by the status, and would see no error

@@ -1,11 +1,13 @@
 """Who a call is for and when it must be done, carried by a context variable.
 
-The ASGI door sets it for everything an app does; `ambient` sets it by hand. The client door reads it.
+The ASGI door sets it for everything an app does; `ambient` sets it by hand. The client door reads it. What code
+runs inside of, and what is held meanwhile, is carried along.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -14,10 +16,14 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from resilient_llm.errors import ConfigurationError
+
 if TYPE_CHECKING:
     from resilient_llm.call import Call
 
-__all__ = ["Ambient", "ambient", "current"]
+__all__ = ["Ambient", "ambient", "current", "enclosing", "is_held_above"]
+
+_MAX_PRIORITY = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +46,19 @@ class Ambient:
 
 current: ContextVar[Ambient] = ContextVar("resilient_llm.ambient", default=Ambient())  # noqa: B039 - frozen
 
+enclosing: ContextVar[Call | None] = ContextVar("resilient_llm.enclosing", default=None)
+"""The request or attempt that runs the code of this context, set where a door hands over to the application."""
+
+
+def is_held_above(held: object) -> bool:
+    """Tell whether a call that waits for this code holds something, such as a pool one of whose slots it has."""
+    call = enclosing.get()
+    while call is not None and not call.finished:  # whoever has finished waits for nothing and holds nothing
+        if held in call.holds or (call.parent is not None and held in call.parent.holds):
+            return True
+        call = call.enclosing
+    return False
+
 
 @contextmanager
 def ambient(
@@ -48,8 +67,19 @@ def ambient(
     """Set tenant, deadline or priority for the calls made inside.
 
     What is not given is inherited; a `timeout` (seconds from now) can only shorten an inherited
-    deadline. Use it inside one task; tasks started inside inherit it.
+    deadline. Use it inside one task; tasks started inside inherit it. Raises `ConfigurationError` for a tenant
+    that is no string, a timeout that is no number of seconds, and a priority that is no whole number.
     """
+    if tenant is not None and not isinstance(tenant, str):
+        raise ConfigurationError(f"tenant={tenant!r}: allowed are strings, and None for the inherited one")
+    if timeout is not None and not (_is_real(timeout) and 0 <= timeout <= math.inf):
+        raise ConfigurationError(f"timeout={timeout!r}: allowed are seconds from 0, and None")
+    if priority is not None and not (
+        _is_real(priority) and isinstance(priority, int) and abs(priority) <= _MAX_PRIORITY
+    ):
+        raise ConfigurationError(
+            f"priority={priority!r}: allowed are whole numbers from {-_MAX_PRIORITY} to {_MAX_PRIORITY}, and None"
+        )
     inherited = current.get()
     owner, deadline = inherited.owner, inherited.effective_deadline()
     if timeout is not None:
@@ -68,3 +98,8 @@ def ambient(
         yield here
     finally:
         current.reset(token)
+
+
+def _is_real(value: object) -> bool:
+    """Tell whether a value is a number that fits a float; `True` and `False` are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and value < sys.float_info.max

@@ -38,6 +38,7 @@ class ContinuedStream:
         self._stream = stream
         self._continuation = continuation_for(call.request)
         self._broke: Outcome | None = None  # why the first stream broke
+        self._used: Outcome | None = None  # how its attempt ended, once another one goes on
         self._resuming: anyio.CancelScope | None = None
         self._over = False
 
@@ -125,8 +126,6 @@ class ContinuedStream:
         broke = self._broke or CANCELLED
         await self._end(broke)
         return self._stream.tell(broke)
-
-    _used: Outcome | None = None
 
     async def _end(self, outcome: Outcome) -> None:
         """Finish the call with what the attempts used together."""

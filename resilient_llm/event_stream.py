@@ -1,26 +1,36 @@
 """A streamed reply on its way to the caller: held back until it has content, watched to its end.
 
-Bytes pass as they came, event by event; what they mean the provider's reader says beside them. A failure
-after the caller has seen content is told in the stream, in the caller's dialect, and is never an end.
+Here is when to read on and what an end means for the attempt. A failure after the caller has seen content is told in
+the stream, in the caller's dialect, and is never an end.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Collection
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
 
 import anyio
 
 from resilient_llm.call import outcome_of
 from resilient_llm.errors import AttemptError
-from resilient_llm.outcome import CANCELLED, DEADLINE_EXCEEDED, Outcome
-from resilient_llm.providers import EventKind, StreamReader, classify_exception, decode_body, dialect_for
-from resilient_llm.streams import BufferedStream, ReadTimedOutError, Source
+from resilient_llm.event_buffer import EventBuffer
+from resilient_llm.outcome import CANCELLED, DEADLINE_EXCEEDED, SUCCESS, Outcome
+from resilient_llm.providers import (
+    UNKNOWN,
+    EventKind,
+    StreamReader,
+    classify_exception,
+    decode_body,
+    dialect_for,
+)
+from resilient_llm.providers.stream_options import asks_for_usage
+from resilient_llm.source import ReadTimedOutError, Source
+from resilient_llm.streams import BufferedStream
 
 if TYPE_CHECKING:
     from resilient_llm.attempt_clock import AttemptClock
     from resilient_llm.call import Call
-    from resilient_llm.core.sse import Event
     from resilient_llm.message import Headers, Reply
     from resilient_llm.providers import Dialect
     from resilient_llm.streams import LibraryErrors
@@ -43,13 +53,10 @@ class EventStream:
         "_buffer",
         "_clock",
         "_errors",
-        "_gone",
         "_over",
         "_reader",
         "_source",
-        "_stop",
         "_tells",
-        "_unreadable",
         "attempt",
         "dialect",
         "resumes",
@@ -60,7 +67,8 @@ class EventStream:
     ) -> None:
         streaming = attempt.streaming
         self.attempt = attempt
-        self.dialect: Dialect = dialect_for(attempt.request)
+        # What a stream of a known provider's looks like is known of its known operations.
+        self.dialect: Dialect = UNKNOWN if attempt.operation == "request" else dialect_for(attempt.request)
         self._source = Source(reply.stream, attempt.loop)
         self._clock = clock
         self._errors = errors
@@ -71,16 +79,16 @@ class EventStream:
             max_event_size=streaming.max_event_size,
             keep_text=streaming.resume is not None,
         )
-        self._buffer = bytearray()  # read from the network and not passed on yet
-        self._gone = 0  # how many bytes of the stream are in it no more
-        self._stop: int | None = (
-            None  # the offset up to which the stream may be passed on, once it has failed
-        )
-        self._unreadable = False  # whether it failed because an event was too large
-        self._over = False
         self._tells = self.dialect.marks_end and not self._reader.encoded
         self.resumes = self._tells and streaming.resume is not None
         """Whether a failure is raised, for somebody to go on from."""
+        self._buffer = EventBuffer(
+            self._reader,
+            whole_events=self._tells,
+            skipped=_skipped(attempt),
+            stop_before_error=self.resumes,
+        )
+        self._over = False
         if self._tells:
             reply.headers = _without(reply.headers, b"content-length")
         reply.stream = self
@@ -112,13 +120,15 @@ class EventStream:
         if outcome.ok:
             return  # for __anext__ to find: it ends at once, after what is held
         await self._source.aclose()
-        if reader.failure is None or self._unreadable:
+        if reader.failure is None or self._buffer.unreadable:
             raise AttemptError(outcome)
         self._quote(reply)
         raise AttemptError(outcome, reply=reply)
 
     def _hold(self, chunk: bytes) -> bool:
-        self._look(chunk)
+        self._buffer.keep(chunk)
+        if self._buffer.content:
+            self._hear_content()
         reader, streaming = self._reader, self.attempt.streaming
         if reader.failure is not None or reader.complete or len(self._buffer) > streaming.hold_max:
             return True
@@ -142,20 +152,21 @@ class EventStream:
     async def __anext__(self) -> bytes:
         if self._over:
             raise StopAsyncIteration
-        ready = self._ready()
-        if not ready and self._stop is None:
+        buffer = self._buffer
+        ready = buffer.ready()
+        if not ready and buffer.stop is None:
             clock, time = self._clock, self.attempt.loop.time
-            began = time()
+            began = 0.0 if clock is None else time()
             try:
-                more = await self._source.read(self._take, self._until(began))
+                taken = await self._source.read(self._take, self._until(began))
             except BaseException as error:  # noqa: BLE001 - told or raised again
                 return await self._interrupted(error)
             if clock is not None:
                 clock.waited(began, time())
-            if not more:
+            if taken is None:
                 return await self._ended()
-            ready = self._ready()
-        return ready if self._stop is None else await self._stopped(ready)
+            ready = b"" if taken is True else taken
+        return ready if buffer.stop is None else await self._stopped(ready)
 
     async def aclose(self) -> None:
         """Close the reply; before its end this abandons the call."""
@@ -182,64 +193,22 @@ class EventStream:
             sequence=self._reader.answer.sequence,
         )
 
-    def _take(self, chunk: bytes) -> bool:
-        self._look(chunk)
-        return self._stop is not None or self._whole() > 0
-
-    def _look(self, chunk: bytes) -> None:
-        """Keep the next bytes, and hear what they say."""
-        self._buffer += chunk
-        reader = self._reader
-        content = reader.blind or not reader.has_content
-        for kind, event in reader.feed(chunk):
-            if kind is EventKind.CONTENT:
-                content = True
-            elif kind is EventKind.ERROR:
-                self._hear_error(event)
-            elif kind is EventKind.MALFORMED and self.attempt.streaming.skip_malformed:
-                self._skip(event)
-        if content and reader.has_content:
+    def _take(self, chunk: bytes) -> bytes | Literal[True]:
+        taken = self._buffer.take(chunk)
+        if self._buffer.content:
             self._hear_content()
-        if reader.failure is not None and self._stop is None and self._tells:
-            self._stop = reader.boundary
-            self._unreadable = True
+        return taken
 
     def _hear_content(self) -> None:
-        attempt = self.attempt
+        attempt, clock = self.attempt, self._clock
+        if clock is None and attempt.first_chunk is not None:
+            return
         now = attempt.loop.time()
-        if self._clock is not None:
-            self._clock.heard(now)
+        if clock is not None:
+            clock.heard(now)
         if attempt.first_chunk is None:
             attempt.first_chunk = now
             attempt.first_content = now - attempt.started
-
-    def _hear_error(self, event: Event) -> None:
-        if self._tells and self._stop is None:
-            self._stop = event.start if self.resumes else event.end
-
-    def _skip(self, event: Event) -> None:
-        if self._tells:
-            start, end = event.start - self._gone, event.end - self._gone
-            del self._buffer[start:end]
-            self._gone += end - start
-
-    def _whole(self) -> int:
-        """Say how many bytes may be passed on: whole events, or all where nothing could be put between them."""
-        if self._tells:
-            boundary = self._reader.boundary
-            return (boundary if self._stop is None else min(boundary, self._stop)) - self._gone
-        if self._reader.encoded or self._reader.failure is not None:
-            return len(self._buffer)
-        return self._reader.boundary - self._gone
-
-    def _ready(self) -> bytes:
-        whole = self._whole()
-        if whole <= 0:
-            return b""
-        ready = bytes(self._buffer[:whole])
-        del self._buffer[:whole]
-        self._gone += whole
-        return ready
 
     def _until(self, now: float) -> float:
         """Say when a read that begins now has taken too long."""
@@ -262,13 +231,15 @@ class EventStream:
         """Pass on what is left after a proper end, and tell the caller if that was not all."""
         reader = self._reader
         outcome = reader.close()
+        if not self.dialect.marks_end:  # an error in it is one of whoever speaks that protocol
+            outcome = replace(SUCCESS, usage=outcome.usage)
         await self._end(outcome)
         said = reader.failure is not None and not self.resumes
-        if not outcome.ok and not said and self.dialect.marks_end:
+        if not outcome.ok and not said:
             # An event that was cut off is dropped: the caller could not read it, nor what follows it.
+            await self._source.aclose()
             return self._fail(outcome, self._errors.broken("the stream ended before it was complete"))
-        rest = bytes(self._buffer)
-        self._buffer.clear()
+        rest = self._buffer.rest()
         if rest:
             return rest
         raise StopAsyncIteration
@@ -289,17 +260,15 @@ class EventStream:
 
     async def _stopped(self, ready: bytes) -> bytes:
         """End a stream that says itself that it has failed, or that cannot be read on."""
-        if ready and (self.resumes or self._unreadable):
+        raises = self.resumes or self._buffer.unreadable
+        if ready and raises:
             return ready  # what came before that
-        failure = self._reader.failure
-        outcome = self._reader.interrupted(CANCELLED if failure is None else failure)
+        outcome = self._reader.interrupted(self._reader.failure or CANCELLED)
         try:
             await self._source.aclose()
         finally:
             await self._end(outcome)
-        if self.resumes or self._unreadable:
-            return self._fail(outcome, None)
-        return ready  # with the error as its last event
+        return self._fail(outcome, None) if raises else ready  # with the error as its last event
 
     def _fail(self, outcome: Outcome, error: Exception | None) -> bytes:
         if self.resumes:
@@ -322,6 +291,15 @@ class EventStream:
         if not attempt.finished:
             outcome = self._reader.interrupted(CANCELLED)
             attempt.loop.post(lambda: attempt.finish(outcome))
+
+
+def _skipped(attempt: Call) -> Collection[EventKind]:
+    """Give the kinds of events that are left out."""
+    streaming = attempt.streaming
+    skipped = (EventKind.MALFORMED,) if streaming.skip_malformed else ()
+    if streaming.include_usage and not asks_for_usage(attempt.request):
+        return (*skipped, EventKind.USAGE)
+    return skipped
 
 
 def _without(headers: Headers, name: bytes) -> Headers:

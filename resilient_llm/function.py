@@ -21,6 +21,7 @@ from resilient_llm.call import Call, Profile, Target, outcome_of
 from resilient_llm.errors import AttemptError, ConfigurationError
 from resilient_llm.message import Reply, Request
 from resilient_llm.outcome import SUCCESS, Outcome, Verdict
+from resilient_llm.policies._options import at_least
 from resilient_llm.providers import BEDROCK, OPENAI, classify_exception
 from resilient_llm.streams import BufferedStream
 
@@ -86,9 +87,10 @@ class FunctionDoor:
         classify_result: ClassifyResult | None,
         max_threads: int,
     ) -> None:
-        if max_threads < 1:
-            msg = f"max_threads={max_threads!r}: allowed are whole numbers from 1"
-            raise ConfigurationError(msg)
+        at_least(1, max_threads=max_threads)
+        for option, function in (("classify_error", classify_error), ("classify_result", classify_result)):
+            if not callable(function) and (function is not None or option == "classify_error"):
+                raise ConfigurationError(f"{option}={function!r}: allowed are functions")
         self._pipeline = pipeline
         self._profile = profile
         self._classify_error = classify_error
@@ -169,6 +171,8 @@ class FunctionDoor:
         work = cast("_Work", attempt.work)
         recorder = attempt.telemetry.attempt(attempt)
         recorder.attach()
+        attempt.enclosing = context.enclosing.get()
+        inside = context.enclosing.set(attempt)
         try:
             if work.threaded:
                 result = await self._run_on_thread(attempt, work.bound)
@@ -182,6 +186,7 @@ class FunctionDoor:
                 raise
             raise AttemptError(outcome) from error
         finally:
+            context.enclosing.reset(inside)
             recorder.detach()
         outcome = SUCCESS if self._classify_result is None else self._classify_result(result)
         if not outcome.ok:

@@ -84,6 +84,13 @@ def check_order(policies: Sequence[object], door: Door) -> None:
     """Raise `ConfigurationError` when policies stand where they cannot do what they promise."""
     if door == "asgi":
         _check_asgi(policies)
+    for index, policy in enumerate(policies):
+        if _placement(policy) is not None and any(policy is other for other in policies[:index]):
+            msg = (
+                f"{policy_name(policy)} stands twice in the list of policies: a call that has what it limits would "
+                "wait for itself; make two of them"
+            )
+            raise ConfigurationError(msg)
     seen: list[tuple[Placement, object]] = []
     replayed = False
     for policy in policies:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Literal, ParamSpec, TypeVar, overload
@@ -18,6 +18,8 @@ from resilient_llm.call import Profile
 from resilient_llm.errors import ConfigurationError, DeadlineExceededError
 from resilient_llm.function import ClassifyError, ClassifyResult, FunctionDoor, classify_error
 from resilient_llm.ordering import Door, Placement, attempt_boundary, check_order, policy_name
+from resilient_llm.policies import CircuitBreaker
+from resilient_llm.policies._options import label
 from resilient_llm.telemetry import Telemetry
 
 if TYPE_CHECKING:
@@ -82,6 +84,10 @@ class Pipeline:
         classify_result: ClassifyResult | None = None,
         max_threads: int = 40,
     ) -> None:
+        if not isinstance(policies, Iterable):
+            msg = f"policies={policies!r}: allowed are lists of policies, outermost first"
+            raise ConfigurationError(msg)
+        label(name=name)
         self.policies = tuple(policies)
         self.door: Door = door
         self.name = name
@@ -95,12 +101,17 @@ class Pipeline:
             check = getattr(policy, "check", None)
             if check is not None:
                 check(self.policies)
+            check_door = getattr(policy, "check_door", None)
+            # A handler that is given to the door of functions may well receive requests with a prompt.
+            if check_door is not None and (handler is None or door != "callable"):
+                check_door(door)
         for policy in self.policies:
             observe = getattr(policy, "observe", None)
             if observe is not None:
                 observe(self.telemetry)
         self._loop = LoopBound(f"pipeline {name!r}", _keep_nothing)
         self._boundary = attempt_boundary(self.policies)
+        self._circuits = tuple(policy for policy in self.policies if isinstance(policy, CircuitBreaker))
         self._keeps_deadlines = door == "asgi" or any(
             getattr(policy, "placement", None) is Placement.DEADLINE for policy in self.policies
         )
@@ -131,14 +142,18 @@ class Pipeline:
 
     def handle(self, call: Call) -> Awaitable[Reply]:
         """Carry a call through the policies to the handler, until the deadline it may have inherited."""
+        if self._circuits:
+            call.circuits = self._circuits
         if call.deadline == math.inf or self._keeps_deadlines:
             return self._entry(call)
         return self._until_deadline(call)
 
     async def _until_deadline(self, call: Call) -> Reply:
+        msg = "the call was not done by the deadline it inherited"
+        if call.remaining() <= 0:
+            raise DeadlineExceededError(msg)
         with call.loop.scope(deadline=call.deadline):
             return await self._entry(call)
-        msg = "the call was not done by the deadline it inherited"
         raise DeadlineExceededError(msg)
 
     @overload

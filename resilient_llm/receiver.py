@@ -31,13 +31,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Receiver"]
 
-_MAX_ERROR_BODY = 256 * 1024
+_MAX_ERROR_BODY = 1024 * 1024
 _MAX_JSON_BODY = 16 * 1024 * 1024
 _ERROR_BODY_TIME = 5.0
 """Seconds to wait for the body of an error, whose status says the most of it."""
 
-_NO_JSON = frozenset({"request", "speech"})
-"""Operations whose replies may be anything."""
+_ANYTHING = "request"
+"""The operation of requests nobody knows: an `error` in their reply may be what they asked for, of a job, say."""
+
+_NO_JSON = frozenset({_ANYTHING, "speech"})
 _FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")
 _BOM = b"\xef\xbb\xbf"
 
@@ -61,11 +63,11 @@ class Receiver:
         """
         if not self._reads:
             ended = SUCCESS if reply.status < 400 else _classify(attempt, reply, b"")
-            return self._relay(reply, attempt, ended)
+            return self._relay(reply, attempt, clock, ended)
         if reply.status >= 400:
             raise await self._read_error(reply, attempt)
         if not 200 <= reply.status < 300 or reply.status in (204, 205) or attempt.request.method == "HEAD":
-            return self._relay(reply, attempt, SUCCESS)
+            return self._relay(reply, attempt, clock)
         return await self._receive_answer(reply, attempt, clock)
 
     async def _receive_answer(self, reply: Reply, attempt: Call, clock: AttemptClock | None) -> Reply:
@@ -78,30 +80,38 @@ class Receiver:
             streams = beginning.removeprefix(_BOM).startswith(_FIELDS)
         if streams and not reply.complete:
             return await self._stream(reply, attempt, clock)
-        if streams or is_json(reply.headers) or _is_json_expected(reply, attempt):
-            return await self._read_body(reply, attempt)
-        return self._relay(reply, attempt, SUCCESS)
+        if not streams and (attempt.request.method != "POST" or attempt.operation in _NO_JSON):
+            return self._relay(reply, attempt, clock)  # a stored thing, say, that may well hold an error
+        if streams or is_json(reply.headers) or _is_json_expected(reply):
+            return await self._read_body(reply, attempt, clock)
+        return self._relay(reply, attempt, clock)
 
-    def _relay(self, reply: Reply, attempt: Call, ended: Outcome) -> Reply:
+    def _relay(
+        self, reply: Reply, attempt: Call, clock: AttemptClock | None, ended: Outcome = SUCCESS
+    ) -> Reply:
         if reply.complete:
             attempt.finish(ended)
             return reply
         reply.stream = AttemptStream(
-            reply.stream, attempt, ended=ended, meaning=_broken_stream, errors=self._errors
+            reply.stream, attempt, ended=ended, clock=clock, meaning=_broken_stream, errors=self._errors
         )
         return reply
 
     async def _stream(self, reply: Reply, attempt: Call, clock: AttemptClock | None) -> Reply:
         stream = EventStream(reply, attempt, clock=clock, errors=self._errors)
-        # What may not be repeated need not be held back: it would not be tried again.
-        if attempt.streaming.until_complete or (self._holds and attempt.profile.repeat_safe):
+        # What may not be repeated, or cannot be understood, need not be held back: it would not be tried again.
+        repeats = self._holds and attempt.profile.repeat_safe and stream.dialect.marks_end
+        if attempt.streaming.until_complete or repeats:
             await stream.hold(reply)
         return reply
 
-    async def _read_body(self, reply: Reply, attempt: Call) -> Reply:
+    async def _read_body(self, reply: Reply, attempt: Call, clock: AttemptClock | None) -> Reply:
         body, whole = await self._read(reply, _MAX_JSON_BODY)
         if not whole:  # too large to look at: the caller reads on
-            return self._relay(reply, attempt, SUCCESS)
+            return self._relay(reply, attempt, clock)
+        if attempt.operation == _ANYTHING:
+            attempt.finish(SUCCESS)
+            return reply
         outcome, answer = read_body(
             dialect_for(attempt.request), reply.status, reply.headers, body, operation=attempt.operation
         )
@@ -119,11 +129,12 @@ class Receiver:
         body = b""
         try:
             with anyio.fail_after(_ERROR_BODY_TIME):
-                body, _whole = await self._read(reply, _MAX_ERROR_BODY)
+                body, whole = await self._read(reply, _MAX_ERROR_BODY)
+                if not whole:  # what says so much is no error for anybody to read: the rest is cut off
+                    await reply.stream.aclose()
+                    _replace_body(reply, [body])
         except (AttemptError, TimeoutError):
-            reply.headers = [header for header in reply.headers if header[0].lower() != b"content-length"]
-            reply.stream = BufferedStream([])
-            reply.buffered = True
+            _replace_body(reply, [])
         return AttemptError(_classify(attempt, reply, body), reply=reply)
 
     async def _read(self, reply: Reply, limit: int) -> tuple[bytes, bool]:
@@ -141,10 +152,16 @@ class Receiver:
         return body, stream.whole
 
 
-def _is_json_expected(reply: Reply, attempt: Call) -> bool:
+def _is_json_expected(reply: Reply) -> bool:
     """Tell whether a reply that does not say so must be JSON, or be a page of some proxy's instead of an answer."""
     kind = (reply.header(b"content-type") or b"").lower()
-    return attempt.operation not in _NO_JSON and not kind.startswith((b"audio/", b"image/", b"video/"))
+    return not kind.startswith((b"audio/", b"image/", b"video/"))
+
+
+def _replace_body(reply: Reply, chunks: list[bytes]) -> None:
+    reply.headers = [header for header in reply.headers if header[0].lower() != b"content-length"]
+    reply.stream = BufferedStream(chunks)
+    reply.buffered = True
 
 
 def _classify(attempt: Call, reply: Reply, body: bytes) -> Outcome:

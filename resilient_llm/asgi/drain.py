@@ -42,6 +42,10 @@ class Drain:
         if self._shutting_down:
             raise DrainingError("the app is shutting down", retry_after=1, name="drain")
 
+    def reopen(self) -> None:
+        """Take requests again: the lifespan is over, and whoever asks now runs the app without one."""
+        self._shutting_down = False
+
     @contextmanager
     def running(self) -> Generator[None]:
         """Count a request while it runs."""

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from resilient_llm.asgi.inbox import Inbox
 from resilient_llm.call import outcome_of
-from resilient_llm.context import Ambient, current
+from resilient_llm.context import Ambient, current, enclosing
 from resilient_llm.message import Reply, header
 from resilient_llm.outcome import CANCELLED, Outcome, Verdict
 from resilient_llm.streams import BufferedStream
@@ -93,6 +93,8 @@ class Exchange:
         call.mark_sent()
         here = Ambient(tenant=call.tenant, priority=call.priority, deadline=call.deadline, owner=call)
         token = current.set(here)
+        call.enclosing = enclosing.get()
+        inside = enclosing.set(call)
         try:
             await app(self.scope, self._inbox.receive, self.send)
         except Exception as error:
@@ -100,6 +102,7 @@ class Exchange:
             call.finish(CANCELLED if self.disconnected else crashed)
             raise
         finally:
+            enclosing.reset(inside)
             current.reset(token)
         call.finish(self._outcome())
         return Reply(self.status or 500, self._headers, BufferedStream([]), complete=True)

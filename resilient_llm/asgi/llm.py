@@ -55,7 +55,7 @@ class LLMMiddleware:
         name: str = "client",
         telemetry: Telemetry | None = None,
     ) -> None:
-        if not state_name.isidentifier():
+        if not isinstance(state_name, str) or not state_name.isidentifier():
             msg = f"state_name={state_name!r}: allowed are names that can follow `request.state.`"
             raise ConfigurationError(msg)
         if library not in ("httpx", "httpx2"):

@@ -24,7 +24,7 @@ from resilient_llm.context import ambient, current
 from resilient_llm.errors import ConfigurationError, DeadlineExceededError, RejectedError
 from resilient_llm.message import Request
 from resilient_llm.pipeline import Pipeline
-from resilient_llm.policies._options import at_least, seconds
+from resilient_llm.policies._options import at_least, flag, label, seconds
 
 if TYPE_CHECKING:
     from resilient_llm.call import Policy
@@ -43,8 +43,8 @@ class ResilienceMiddleware:
 
     `tenant` is the name of a header, a function of the scope (async or not), or `None` where tenants are not
     told apart. A request without one, or with one that is not among `known_tenants`, gets a 401, or
-    `default_tenant` where that is given. What the policies refuse becomes a 429 or 503, a passed deadline a
-    504, in `error_format`.
+    `default_tenant` where that is given; a lookup that takes longer than `tenant_timeout` ends in a 503. What
+    the policies refuse becomes a 429 or 503, a passed deadline a 504, in `error_format`.
 
     `cancel_on_disconnect` says, for all requests or by scope, whether a client that leaves before it is
     answered ends its handler; `None` means yes where there are policies. At most `max_buffered_body` bytes of
@@ -62,6 +62,7 @@ class ResilienceMiddleware:
         policies: Sequence[Policy] = (),
         known_tenants: Known | None = None,
         default_tenant: str | None = None,
+        tenant_timeout: float = 10.0,
         cancel_on_disconnect: bool | ByScope | None = None,
         max_buffered_body: int = 256 * 1024,
         drain_timeout: float = 20.0,
@@ -71,14 +72,19 @@ class ResilienceMiddleware:
     ) -> None:
         at_least(1, max_buffered_body=max_buffered_body)
         seconds(drain_timeout=drain_timeout, zero=True, infinite=True)
-        if not callable(error_format) and error_format not in FORMATS:
+        seconds(tenant_timeout=tenant_timeout, infinite=True)
+        if default_tenant is not None:
+            label(default_tenant=default_tenant)
+        if cancel_on_disconnect is not None and not callable(cancel_on_disconnect):
+            flag(cancel_on_disconnect=cancel_on_disconnect)
+        if not callable(error_format) and not (isinstance(error_format, str) and error_format in FORMATS):
             allowed = ", ".join(map(repr, FORMATS))
             raise ConfigurationError(
                 f"error_format={error_format!r}: allowed are {allowed}, or a function of the scope"
             )
         self.app = app
         self.pipeline = Pipeline(policies, self._run, door="asgi", name=name, telemetry=telemetry)
-        self._tenants = Tenants(tenant, known=known_tenants, default=default_tenant)
+        self._tenants = Tenants(tenant, known=known_tenants, default=default_tenant, timeout=tenant_timeout)
         self._cancel = bool(policies) if cancel_on_disconnect is None else cancel_on_disconnect
         self._bare = not policies and not self._cancel
         self._max_buffered_body = max_buffered_body
@@ -89,10 +95,13 @@ class ResilienceMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or pass on what is none."""
-        if scope["type"] == "http":
+        if scope["type"] == "http" and not _is_preflight(scope):
             await self._answer(scope, receive, send)
         elif scope["type"] == "lifespan" and not self._bare:
-            await self.app(scope, self._drain.watch(receive), send)
+            try:
+                await self.app(scope, self._drain.watch(receive), send)
+            finally:
+                self._drain.reopen()
         else:
             await self.app(scope, receive, send)
 
@@ -162,6 +171,13 @@ class ResilienceMiddleware:
             for message in error_response(error, scope, error_format):
                 await exchange.send(message)
         return True
+
+
+def _is_preflight(scope: Scope) -> bool:
+    """Tell a browser's question whether it may ask, which never says for whom (the CORS protocol)."""
+    if scope["method"] != "OPTIONS":
+        return False
+    return any(name == b"access-control-request-method" for name, _ in scope["headers"])
 
 
 def _read(_request: Request) -> Profile:

@@ -35,6 +35,7 @@ _DETAIL: Mapping[int, str] = {
 
 
 _WHY: Mapping[str, str] = {
+    "draining": "The service is shutting down. Try again.",
     "rate_limited": "You are over a rate limit. Try again later.",
     "cost_exceeds_capacity": "The request is larger than your rate limit ever allows.",
 }

@@ -9,11 +9,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
+import anyio
 from starlette.types import Scope
 
-from resilient_llm.errors import ConfigurationError, UnknownTenantError
+from resilient_llm.errors import ConfigurationError, RejectedError, UnknownTenantError
 
 __all__ = ["ClientAddress", "Known", "TenantHeader", "TenantOf", "Tenants"]
 
@@ -24,6 +25,8 @@ Known: TypeAlias = Collection[str] | Callable[[str], bool | Awaitable[bool]]
 """The tenants there are: a collection, or a function that tells whether there is such a one; may be async."""
 
 _MAX_LENGTH = 256  # names are kept as keys and written to spans; whoever sends longer ones is not a tenant
+
+T = TypeVar("T")
 
 _Address: TypeAlias = IPv4Address | IPv6Address
 
@@ -93,6 +96,12 @@ class ClientAddress:
         return None if address is None else str(address)
 
 
+class TenantLookupError(RejectedError):
+    """It could not be found out in time who asks."""
+
+    reason = "tenant_lookup"
+
+
 class Tenants:
     """Find a request's tenant and make sure of it.
 
@@ -100,7 +109,9 @@ class Tenants:
     is a `default` for those.
     """
 
-    def __init__(self, source: str | TenantOf | None, *, known: Known | None, default: str | None) -> None:
+    def __init__(
+        self, source: str | TenantOf | None, *, known: Known | None, default: str | None, timeout: float
+    ) -> None:
         if isinstance(source, str):
             source = TenantHeader(source)
         elif source is not None and not callable(source):
@@ -114,6 +125,7 @@ class Tenants:
         self._source = source
         self._known = known
         self._default = default
+        self._timeout = timeout
 
     async def __call__(self, scope: Scope) -> str | None:
         """Give the tenant of a request; `None` where tenants are not told apart."""
@@ -121,7 +133,7 @@ class Tenants:
             return self._default
         tenant = self._source(scope)
         if inspect.isawaitable(tenant):
-            tenant = await tenant
+            tenant = await self._in_time(tenant)
         if not tenant:
             return self._or_default("the request names no tenant")
         if not isinstance(tenant, str):
@@ -137,7 +149,14 @@ class Tenants:
         if not callable(known):
             return tenant in known
         answer = known(tenant)
-        return await answer if inspect.isawaitable(answer) else answer
+        return await self._in_time(answer) if inspect.isawaitable(answer) else answer
+
+    async def _in_time(self, answer: Awaitable[T]) -> T:
+        with anyio.move_on_after(self._timeout):
+            return await answer
+        raise TenantLookupError(
+            f"the tenant was not found out within {self._timeout:g} s", retry_after=1, name="tenant"
+        )
 
     def _or_default(self, why: str) -> str:
         if self._default is None:

@@ -55,7 +55,8 @@ class Reservation:
     """Take an amount from each of several buckets, all or none, and settle later what was really used.
 
     `charges` are pairs of a bucket and an amount; the first `own` of them are from buckets that only calls of the
-    same tenant draw on. More than a bucket's capacity is taken when it is full, and leaves a debt.
+    same tenant draw on. More than a bucket's capacity is taken when it is full, and leaves a debt: what its bucket
+    lends bounds it, and `oversized` says so.
     """
 
     __slots__ = ("_marked", "_quotas", "charges", "marks", "own", "taken_at")
@@ -76,10 +77,10 @@ class Reservation:
         self._marked = marked
         self._quotas = quotas
 
-    def oversized(self) -> int | None:
-        """Find a charge that its bucket can never have enough for; `None` when there is none."""
+    def oversized(self, *, borrow: bool = False) -> int | None:
+        """Find a charge that its bucket never has enough for, nor lends with `borrow`; `None` when there is none."""
         for index, (bucket, amount) in enumerate(self.charges):
-            if amount > bucket.capacity:
+            if amount > bucket.capacity + (bucket.lends if borrow else 0.0):
                 return index
         return None
 

@@ -14,6 +14,8 @@ _FORGIVEN = 1e-6
 """Seconds of refill that may be missing: clocks and floats are no finer, and a waiter must not wake for nothing."""
 
 
+_MINUTE = 60.0
+
 _INSTANT = 0.1
 """Seconds in which what is taken counts as taken at once: nobody knows in which order it reaches the provider."""
 
@@ -54,6 +56,11 @@ class TokenBucket:
         self._updated = now
         self._paused_until = -inf
         self._mark: Mark | None = None
+
+    @property
+    def lends(self) -> float:
+        """Say how much more than it holds may be taken of a full bucket: a minute's worth, or one capacity."""
+        return max(self.capacity, _MINUTE * self.rate)
 
     def level(self, now: float) -> float:
         """Say how much there is."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator
 from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, TypeVar
 
-import anyio
-
 from resilient_llm._loop import LoopBound
 from resilient_llm.errors import ConfigurationError
 from resilient_llm.telemetry.names import LIMITER_NAME
@@ -89,11 +87,35 @@ class Keyed(Generic[State]):
         state = self._states.get(key)
         return self._new(key, call) if state is None else state
 
-    def get(self, key: Hashable) -> State:
-        """Give the state for a key, made when there is none."""
-        self._loop.bind()
+    def peek(self, key: Hashable) -> State | None:
+        """Give the state of a key if it has one, from any thread; nothing is made or bound for a look."""
+        return self._states.get(key)
+
+    def change(self, change: Callable[[State, float], None]) -> None:
+        """Change every state there is, each with the time of the loop they belong to, and in that loop.
+
+        Called from elsewhere it is done as soon as the loop comes to it.
+        """
+
+        def change_all(now: float) -> None:
+            for state in self.values():
+                change(state, now)
+
+        self._loop.run(change_all)
+
+    def change_one(self, key: Hashable, change: Callable[[State, float], None]) -> None:
+        """Change the state of one key as `change` does, made when there is none: who asks for it by name gets it.
+
+        Raises `EventLoopError` where no event loop runs, neither here nor the one they belong to.
+        """
+        self._loop.bind_alive()
+        self._loop.run(lambda now: change(self._of(key), now))
+
+    def _of(self, key: Hashable) -> State:
         state = self._states.get(key)
         if state is None:
+            if len(self._states) >= self._max_keys:
+                self._make_room()
             state = self._states[key] = self._make(key)
         return state
 
@@ -115,7 +137,7 @@ class Keyed(Generic[State]):
 
     def _make_room(self) -> bool:
         """Forget idle states among the oldest few; those in use go to the back of the line."""
-        now = anyio.current_time()
+        now = self._loop.time()
         forgotten = 0
         for key in [key for key, _ in zip(self._states, range(_SWEEP), strict=False)]:
             state = self._states.pop(key)

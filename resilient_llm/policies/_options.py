@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+import sys
+from typing import TypeGuard
 
 from resilient_llm.errors import ConfigurationError
 
-__all__ = ["at_least", "seconds"]
+__all__ = ["at_least", "flag", "is_number", "label", "number", "seconds"]
+
+_TOO_LARGE = int(sys.float_info.max)
 
 
 def at_least(least: int, **options: int) -> None:
@@ -20,8 +24,49 @@ def at_least(least: int, **options: int) -> None:
 def seconds(*, zero: bool = False, infinite: bool = False, **options: float) -> None:
     """Raise `ConfigurationError` unless every option is a number of seconds above 0 (or from 0)."""
     for name, value in options.items():
-        number = isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
-        if not number or value < 0 or (value == 0 and not zero) or (math.isinf(value) and not infinite):
+        if (
+            not is_number(value)
+            or value < 0
+            or (value == 0 and not zero)
+            or (value == math.inf and not infinite)
+        ):
             allowed = "seconds from 0" if zero else "seconds above 0"
             msg = f"{name}={value!r}: allowed are {allowed}{'' if infinite else ', finite'}"
             raise ConfigurationError(msg)
+
+
+def number(
+    least: float, most: float, *, inside: bool = False, none: bool = False, **options: float | None
+) -> None:
+    """Raise `ConfigurationError` unless every option is a number from `least` to `most`, or `inside` of these."""
+    for name, value in options.items():
+        if value is None and none:
+            continue
+        if is_number(value) and least <= value <= most and not (inside and value in (least, most)):
+            continue
+        if math.isinf(least):
+            allowed = "numbers"
+        else:
+            allowed = f"numbers {f'between {least:g} and' if inside else f'from {least:g} to'} {most:g}"
+        raise ConfigurationError(f"{name}={value!r}: allowed are {allowed}{', and None' if none else ''}")
+
+
+def flag(**options: bool) -> None:
+    """Raise `ConfigurationError` unless every option is `True` or `False`: `"false"` would count as true."""
+    for name, value in options.items():
+        if not isinstance(value, bool):
+            raise ConfigurationError(f"{name}={value!r}: allowed are True and False")
+
+
+def label(**options: str) -> None:
+    """Raise `ConfigurationError` unless every option is a string, and not an empty one."""
+    for name, value in options.items():
+        if not isinstance(value, str) or not value:
+            raise ConfigurationError(f"{name}={value!r}: allowed are strings, not empty")
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Tell whether a value is a number that clocks can count with: neither NaN nor an integer beyond all floats."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return not math.isnan(value) if isinstance(value, float) else abs(value) < _TOO_LARGE

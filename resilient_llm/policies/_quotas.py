@@ -200,15 +200,17 @@ class QuotaSet:
         )
 
     def oversized(
-        self, reservation: Reservation, now: float, *, name: str
+        self, reservation: Reservation, now: float, *, borrow: bool, name: str
     ) -> CostExceedsCapacityError | None:
-        """Say why a call can never pass; `None` when it can."""
-        index = reservation.oversized()
+        """Say why a call can never pass, not even by what is lent with `borrow`; `None` when it can."""
+        index = reservation.oversized(borrow=borrow)
         if index is None:
             return None
-        level, cost = self._levels_of(reservation, now)[index], reservation.charges[index][1]
+        level, (bucket, cost) = self._levels_of(reservation, now)[index], reservation.charges[index]
+        lends = f" and lends {bucket.lends:g}" if borrow else ""
         return CostExceedsCapacityError(
-            f"{name}: a call that needs {cost:g} {level.name} can never pass: the limit holds {level.limit:g}",
+            f"{name}: a call that needs {cost:g} {level.name} can never pass: "
+            f"the limit holds {level.limit:g}{lends}",
             level=level,
             cost=cost,
             name=name,

@@ -127,10 +127,11 @@ class RateWaiters:
         """Grant what can be granted, and wake whom it is granted to."""
         self._wake(self.queue.advance(now))
 
-    def give_back(self, tenant: Hashable, now: float) -> None:
-        """Grant what can be granted now that a call of `tenant` may have given something back."""
+    def give_back(self, tenant: Hashable, now: float, reservation: Reservation | None = None) -> None:
+        """Grant what can be granted now that a call of `tenant` may have given something of a `reservation` back."""
         if self._waiters:
-            self._wake(self.queue.give_back(tenant, now))
+            buckets = None if reservation is None else [bucket for bucket, _ in reservation.charges]
+            self._wake(self.queue.give_back(tenant, now, buckets))
 
     def forget(self) -> None:
         """Start afresh: whoever waited did so in an event loop that has ended."""
@@ -177,7 +178,7 @@ class RateWaiters:
             self._driver = None
         if not self.queue.cancel(ticket) and ticket.state is TicketState.GRANTED:
             reservation.cancel(now)
-        self.give_back(ticket.tenant, now)
+        self.give_back(ticket.tenant, now, reservation)
 
     def _wake(self, tickets: Iterable[Ticket[Hashable]]) -> None:
         for ticket in tickets:

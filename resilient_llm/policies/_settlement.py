@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from resilient_llm.outcome import Outcome, Scope, Verdict
+from resilient_llm.outcome import Outcome, Scope, Usage, Verdict
+from resilient_llm.policies.tokens import MOST_TOKENS, Estimate, has_output, prompt_tokens
 
 if TYPE_CHECKING:
     from resilient_llm.call import Call
@@ -33,10 +34,11 @@ def never_sent(call: Call, outcome: Outcome) -> bool:
     return not call.sent
 
 
-def tokens_used(call: Call, outcome: Outcome) -> float | None:
+def tokens_used(call: Call, outcome: Outcome, estimate: Estimate) -> float | None:
     """Say how many tokens a call that was sent used; `None` when nobody knows, and its estimate has to stand."""
-    if outcome.usage is not None and outcome.usage.total_tokens is not None:
-        return outcome.usage.total_tokens
+    used = None if outcome.usage is None else _reported(call, outcome.usage, estimate)
+    if used is not None:
+        return used
     if outcome.ok:
         return None
     refused = outcome.status is not None and outcome.verdict in (Verdict.THROTTLED, Verdict.FATAL)
@@ -44,6 +46,24 @@ def tokens_used(call: Call, outcome: Outcome) -> float | None:
     if (refused or failed) and call.first_content is None and not call.inbound and _only_attempt(call):
         return 0.0
     return None
+
+
+def _reported(call: Call, usage: Usage, estimate: Estimate) -> float | None:
+    """Say what usage tells of all tokens; what is only partly known, or estimated, never lowers the call's estimate."""
+    read, written = _count(usage.input_tokens), _count(usage.output_tokens)
+    if read is not None and not has_output(call):
+        return read + (written or 0.0)
+    if read is not None and written is not None and not usage.estimated:
+        return read + written
+    if read is None:
+        read = prompt_tokens(call, estimate)
+    known = read + (written or 0.0)
+    return known if known > (call.tokens or 0.0) else None
+
+
+def _count(tokens: float | None) -> float | None:
+    """Give a count that can be one; anybody's `classify_result` may say anything."""
+    return float(tokens) if isinstance(tokens, int | float) and 0 <= tokens <= MOST_TOKENS else None
 
 
 def _only_attempt(call: Call) -> bool:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from resilient_llm.context import enclosing, is_held_above
 from resilient_llm.core.slots import AcquireResult, Slots
 from resilient_llm.core.ticket import Ticket, TicketState
 from resilient_llm.core.waiting_room import WaitingRoom
-from resilient_llm.errors import DeadlineExceededError, RejectedError
+from resilient_llm.errors import ConfigurationError, DeadlineExceededError, RejectedError
 from resilient_llm.telemetry.names import DRY_RUN, LIMITER_NAME, WAIT_QUEUE_DEPTH
 
 if TYPE_CHECKING:
@@ -50,6 +51,14 @@ class SlotPool:
         self._max_wait = max_wait
         self._error = error
         self._mean_hold = 0.0
+
+    def check_nesting(self) -> None:
+        """Raise `ConfigurationError` where code asks for a slot that runs under a call which holds one already."""
+        if enclosing.get() is not None and is_held_above(self):
+            raise ConfigurationError(
+                f"a call asks for a slot of {self._name} inside of another that holds one: calls that hold all of its "
+                "slots would wait for their own calls to get one; make two of them"
+            )
 
     async def acquire(self, call: Call, tenant: Hashable = None, *, cost: float = 1.0) -> None:
         """Take a slot, waiting for it if need be; `cost` is what the wait counts for among tenants.

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, ClassVar
-
-import anyio
+from weakref import WeakSet
 
 from resilient_llm.core.circuit import Admission, Circuit, CircuitOptions, CircuitState, Refusal, Result
-from resilient_llm.errors import CircuitOpenError
+from resilient_llm.errors import CircuitOpenError, ConfigurationError
 from resilient_llm.ordering import Placement
 from resilient_llm.outcome import Outcome, Verdict
 from resilient_llm.policies._keyed import Key, Keyed
+from resilient_llm.policies._options import at_least, flag, label, number
 from resilient_llm.telemetry.names import BREAKER_NAME, BREAKER_STATE
 
 if TYPE_CHECKING:
@@ -30,6 +31,24 @@ _RESULTS = {
     Verdict.THROTTLED: Result.THROTTLED,
 }
 _GAUGE = {CircuitState.CLOSED: 0, CircuitState.HALF_OPEN: 1, CircuitState.OPEN: 2, CircuitState.ISOLATED: 3}
+_OPTIONAL = (
+    "failure_ratio",
+    "sampling_duration",
+    "sampling_calls",
+    "consecutive_failures",
+    "slow_call_ratio",
+    "slow_call_duration",
+)
+_REQUIRED = (
+    "minimum_throughput",
+    "break_duration",
+    "break_multiplier",
+    "max_break_duration",
+    "break_jitter_ratio",
+    "half_open_max_calls",
+    "success_threshold",
+    "probe_timeout",
+)
 _MAX_REPORTED = 100  # circuits with a gauge of their own: keys may come from users
 
 
@@ -75,10 +94,29 @@ class CircuitBreaker:
     name: str = "circuit"
     placement: ClassVar[Placement] = Placement.BREAKER
     _circuits: Keyed[_KeyedCircuit] = field(init=False, repr=False)
-    _telemetries: list[Telemetry] = field(init=False, repr=False, default_factory=list)
+    _telemetries: WeakSet[Telemetry] = field(init=False, repr=False, default_factory=WeakSet)
 
     def __post_init__(self) -> None:
-        options = CircuitOptions(
+        at_least(1, max_keys=self.max_keys)
+        flag(dry_run=self.dry_run)
+        label(name=self.name)
+        number(-math.inf, math.inf, none=True, **{option: getattr(self, option) for option in _OPTIONAL})
+        number(-math.inf, math.inf, **{option: getattr(self, option) for option in _REQUIRED})
+        try:
+            options = self._options()  # says what of a number is allowed
+        except ValueError as error:
+            raise ConfigurationError(str(error)) from error
+        circuits = Keyed(
+            self.name,
+            self.key,
+            lambda key: _KeyedCircuit(key, options, self.random),
+            idle=lambda keyed, now: keyed.circuit.idle(now),
+            max_keys=self.max_keys,
+        )
+        object.__setattr__(self, "_circuits", circuits)
+
+    def _options(self) -> CircuitOptions:
+        return CircuitOptions(
             failure_ratio=self.failure_ratio,
             minimum_throughput=self.minimum_throughput,
             sampling_duration=self.sampling_duration,
@@ -94,14 +132,6 @@ class CircuitBreaker:
             success_threshold=self.success_threshold,
             probe_timeout=self.probe_timeout,
         )
-        circuits = Keyed(
-            self.name,
-            self.key,
-            lambda key: _KeyedCircuit(key, options, self.random),
-            idle=lambda keyed, now: keyed.circuit.idle(now),
-            max_keys=self.max_keys,
-        )
-        object.__setattr__(self, "_circuits", circuits)
 
     async def __call__(self, call: Call, call_next: CallNext) -> Reply:
         """Let an attempt through, or refuse it at once."""
@@ -161,28 +191,39 @@ class CircuitBreaker:
 
     def state(self, key: Hashable) -> CircuitState:
         """Give the state of a key's circuit; an open one whose break has elapsed is still `OPEN` until a call comes."""
-        return self._circuits.get(key).circuit.state
+        keyed = self._circuits.peek(key)
+        return CircuitState.CLOSED if keyed is None else keyed.circuit.state
 
     def isolate(self, key: Hashable) -> None:
-        """Let nothing through for a key until `close`."""
-        keyed = self._circuits.get(key)
-        keyed.circuit.isolate(anyio.current_time())
+        """Let nothing through for a key until `close`.
+
+        From any thread; in another it takes effect as soon as the event loop comes to it. Raises `EventLoopError`
+        where no event loop runs, neither here nor the one this breaker belongs to.
+        """
+        self._circuits.change_one(key, self._isolate)
+
+    def _isolate(self, keyed: _KeyedCircuit, now: float) -> None:
+        keyed.circuit.isolate(now)
         self._report_by_hand(keyed)
 
     def close(self, key: Hashable) -> None:
-        """Let everything through for a key, with nothing counted."""
-        keyed = self._circuits.get(key)
-        keyed.circuit.close(anyio.current_time())
+        """Let everything through for a key, with nothing counted; from any thread, as `isolate`."""
+        self._circuits.change_one(key, self._close)
+
+    def _close(self, keyed: _KeyedCircuit, now: float) -> None:
+        keyed.circuit.close(now)
         self._report_by_hand(keyed)
 
     def _report_by_hand(self, keyed: _KeyedCircuit) -> None:
         for change in keyed.circuit.drain():
-            for telemetry in self._telemetries[:1]:  # pipelines that share this breaker share the counter
+            for telemetry in list(self._telemetries)[
+                :1
+            ]:  # pipelines that share this breaker share the counter
                 telemetry.transition(self._series(keyed), change.from_, change.to, change.reason)
 
     def observe(self, telemetry: Telemetry) -> None:
         """Report the gauge `breaker.state`: 0 closed, 1 half-open, 2 open, 3 isolated."""
-        self._telemetries.append(telemetry)
+        self._telemetries.add(telemetry)
         telemetry.observe(
             BREAKER_STATE, self._observe, "1", "0 closed, 1 half-open, 2 open, 3 isolated", merge=max
         )

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from resilient_llm.core.aimd import AIMDLimit, LimitAlgorithm, Sent
-from resilient_llm.core.waiting_room import WaitingRoom
 from resilient_llm.errors import ConcurrencyLimitError, ConfigurationError
 from resilient_llm.ordering import Placement
 from resilient_llm.outcome import Outcome, Scope, Verdict
 from resilient_llm.policies._keyed import Key, Keyed
-from resilient_llm.policies._options import at_least, seconds
+from resilient_llm.policies._options import at_least, flag, label, number, seconds
+from resilient_llm.policies._shares import Weights, fair_room
 from resilient_llm.policies._slots import SlotPool
-from resilient_llm.telemetry.names import DRY_RUN, LIMITER_NAME, WAIT_QUEUE_DEPTH
+from resilient_llm.telemetry.names import LIMITER_NAME
 
 if TYPE_CHECKING:
     from resilient_llm.call import Call, CallNext
@@ -26,19 +25,19 @@ if TYPE_CHECKING:
 __all__ = ["ConcurrencyLimit"]
 
 _OVERLOADED = frozenset({503, 504, 529})
-_UNBOUNDED = sys.maxsize
 _MAX_REPORTED = 100  # limits with a gauge of their own: keys may come from users
 
 
 class _KeyedLimit:
-    """The limit of one key, and the slots it is the number of."""
+    """The limit of one key, the slots it is the number of, and in a dry run what is in flight all the same."""
 
-    __slots__ = ("algorithm", "key", "pool")
+    __slots__ = ("algorithm", "key", "pool", "running")
 
     def __init__(self, key: Hashable, algorithm: LimitAlgorithm, pool: SlotPool) -> None:
         self.key = key
         self.algorithm = algorithm
         self.pool = pool
+        self.running = 0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -52,10 +51,12 @@ class ConcurrencyLimit:
     refusals on this side count for nothing. `algorithm` makes another `LimitAlgorithm` for each key, in place
     of `AIMDLimit` with these options.
 
-    Up to `max_queued` attempts wait for a slot, in turn among tenants, each for at most `max_wait` seconds and
-    never past its deadline. A slot is held until the reply has been read to its end. With `dry_run` everything
-    is counted and reported, nothing waits and nothing is refused. Raises `ConcurrencyLimitError` with a guess
-    at `retry_after`. For a limit that is known use `Bulkhead(key="target")`.
+    Up to `max_queued` attempts of one tenant, and `max_queued_total` (10 times as many) of all, wait for a slot:
+    in turn among tenants, in proportion to their `weights` (1 by default), inside a tenant by priority (`ageing`
+    as in `WaitingRoom`), each for at most `max_wait` seconds and never past its deadline. A slot is held until the
+    reply has been read to its end. With `dry_run` everything is counted and reported, nothing waits and nothing is
+    refused. Raises `ConcurrencyLimitError` with a guess at `retry_after`. For a limit that is known use
+    `Bulkhead(key="target")`.
     """
 
     initial: int = 20
@@ -66,6 +67,9 @@ class ConcurrencyLimit:
     max_queued: int = 100
     max_wait: float = 30.0
     key: Key = "target"
+    max_queued_total: int | None = None
+    weights: Weights | None = None
+    ageing: float = 10.0
     max_keys: int = 10_000
     algorithm: Callable[[], LimitAlgorithm] | None = None
     dry_run: bool = False
@@ -76,12 +80,22 @@ class ConcurrencyLimit:
 
     def __post_init__(self) -> None:
         at_least(1, initial=self.initial, min=self.min, max=self.max, max_keys=self.max_keys)
-        at_least(0, max_queued=self.max_queued)
+        number(0, 1, inside=True, decrease_ratio=self.decrease_ratio)
+        number(0, 1, none=True, min_gain_ratio=self.min_gain_ratio)
         seconds(max_wait=self.max_wait, zero=True, infinite=True)
+        flag(dry_run=self.dry_run)
+        label(name=self.name)
+        if self.algorithm is not None and not callable(self.algorithm):
+            raise ConfigurationError(
+                f"algorithm={self.algorithm!r}: allowed are functions that make a LimitAlgorithm, and None"
+            )
         try:
-            self._new_algorithm()
-        except ValueError as error:
-            raise ConfigurationError(str(error)) from error
+            self._make(None)
+        except ConfigurationError:
+            raise
+        except (AttributeError, TypeError, ValueError) as error:
+            what = "" if self.algorithm is None else f"algorithm={self.algorithm!r} makes no LimitAlgorithm: "
+            raise ConfigurationError(f"{what}{error}") from error
         limits = Keyed(self.name, self.key, self._make, idle=_is_idle, max_keys=self.max_keys)
         object.__setattr__(self, "_limits", limits)
 
@@ -98,9 +112,15 @@ class ConcurrencyLimit:
 
     def _make(self, key: Hashable) -> _KeyedLimit:
         algorithm = self._new_algorithm()
+        room = fair_room(
+            max_queued=self.max_queued,
+            max_queued_total=self.max_queued_total,
+            weights=self.weights,
+            ageing=self.ageing,
+        )
         pool = SlotPool(
-            _UNBOUNDED if self.dry_run else algorithm.limit,
-            WaitingRoom(self.max_queued),
+            algorithm.limit,
+            room,
             name=self.name,
             max_wait=self.max_wait,
             error=ConcurrencyLimitError,
@@ -110,38 +130,38 @@ class ConcurrencyLimit:
     async def __call__(self, call: Call, call_next: CallNext) -> Reply:
         """Take a slot, waiting for it if need be, and await the rest of the pipeline."""
         limit = self._limits(call)
-        slots = limit.pool.slots
-        if not slots.try_acquire(call.tenant):
-            await limit.pool.acquire(call, call.tenant)
-        algorithm = limit.algorithm
-        sent = Sent(call.loop.time(), slots.in_use, algorithm.generation)
-        if self.dry_run and sent.in_flight > algorithm.limit:
-            self._report_excess(call, limit, sent.in_flight - algorithm.limit)
-        call.on_finish(partial(self._finish, call, limit, sent))
+        pool, tenant = limit.pool, call.tenant
+        if self.dry_run:
+            pool.rehearse(call, tenant)
+            limit.running += 1
+            in_flight = limit.running
+        else:
+            pool.check_nesting()
+            if not pool.slots.try_acquire(tenant):
+                await pool.acquire(call, tenant)
+            call.holds += (pool,)
+            in_flight = pool.slots.in_use
+        sent = Sent(call.loop.time(), in_flight, limit.algorithm.generation)
+        call.on_finish(partial(self._finish, call, limit, tenant, sent))
         return await call_next(call)
 
-    def _finish(self, call: Call, limit: _KeyedLimit, sent: Sent, outcome: Outcome) -> None:
+    def _finish(self, call: Call, limit: _KeyedLimit, tenant: Hashable, sent: Sent, outcome: Outcome) -> None:
         now = call.loop.time()
         dropped = _is_drop(outcome)
         pool = limit.pool
         if dropped or outcome.ok:
             size = limit.algorithm.on_sample(now, sent, dropped=dropped)
-            if size != pool.slots.limit and not self.dry_run:
+            if size != pool.slots.limit:
                 pool.resize(size, now)
-        pool.release(now, since=sent.at, tenant=call.tenant)
-
-    def _report_excess(self, call: Call, limit: _KeyedLimit, excess: int) -> None:
-        """Say what would have become of an attempt beyond the limit."""
-        if excess > self.max_queued:
-            call.telemetry.rejected(call, limit.pool.full("its queue is full"), dry_run=True)
+        if self.dry_run:
+            limit.running -= 1
         else:
-            call.telemetry.event(
-                call, "would_wait", {LIMITER_NAME: self.name, WAIT_QUEUE_DEPTH: excess, DRY_RUN: True}
-            )
+            pool.release(now, since=sent.at, tenant=tenant)
 
     def limit(self, key: Hashable) -> int:
-        """Give the limit of a key as it is now."""
-        return self._limits.get(key).algorithm.limit
+        """Give the limit of a key as it is now; of one that no attempt was made for, what it would begin with."""
+        limit = self._limits.peek(key)
+        return (self._new_algorithm() if limit is None else limit.algorithm).limit
 
     def in_use(self) -> int:
         """Count the slots in use over all keys."""

@@ -11,7 +11,7 @@ import anyio
 
 from resilient_llm.errors import DeadlineExceededError
 from resilient_llm.ordering import Placement
-from resilient_llm.policies._options import seconds
+from resilient_llm.policies._options import label, seconds
 
 if TYPE_CHECKING:
     from resilient_llm.call import Call, CallNext
@@ -37,6 +37,8 @@ class Deadline:
 
     def __post_init__(self) -> None:
         seconds(total=self.total)
+        if self.header is not None:
+            label(header=self.header)
 
     async def __call__(self, call: Call, call_next: CallNext) -> Reply:
         """Await the rest of the pipeline, until the deadline."""
@@ -44,13 +46,19 @@ class Deadline:
         if call.inbound and self.header is not None:
             total = min(total, _asked_for(call, self.header))
         call.deadline = min(call.deadline, call.started + total)
+        if call.remaining() <= 0:  # a scope acts at the first checkpoint, which may come after all is done
+            raise _exceeded(call)
         with call.loop.scope(deadline=call.deadline) as scope:
             if call.inbound:
                 # There the pipeline returns only when the app does; what runs after the reply has no deadline.
                 call.on_finish(lambda _outcome: _disarm(scope, _outcome))
             return await call_next(call)
-        msg = f"the call was not done by its deadline, {call.deadline - call.started:g} s after it began"
-        raise DeadlineExceededError(msg)
+        raise _exceeded(call)
+
+
+def _exceeded(call: Call) -> DeadlineExceededError:
+    after = call.deadline - call.started
+    return DeadlineExceededError(f"the call was not done by its deadline, {after:g} s after it began")
 
 
 def _disarm(scope: anyio.CancelScope, _outcome: Outcome) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from resilient_llm.errors import ConfigurationError
 from resilient_llm.policies._keyed import Key, key_function
-from resilient_llm.policies._options import seconds
+from resilient_llm.policies._options import flag, is_number, label, seconds
 
 if TYPE_CHECKING:
     from resilient_llm.call import Call
@@ -50,12 +50,16 @@ class Limit:
             "burst": self.burst,
         }
         for name, rate in rates.items():
-            if rate is not None and not (_is_number(rate) and 0 < rate < math.inf):
+            if rate is not None and not (is_number(rate) and 0 < rate < math.inf):
                 raise ConfigurationError(
                     f"{name}={rate!r}: allowed are finite numbers above 0, or None for no limit"
                 )
         if all(rate is None for rate in rates.values()):
             raise ConfigurationError(f"a limit limits nothing: give at least one of {', '.join(rates)}")
+        if self.learn is not None:
+            flag(learn=self.learn)
+        if self.scope is not None:
+            label(scope=self.scope)
         if self.key is not None:
             key_function(self.key)  # validates
 
@@ -104,7 +108,3 @@ class Limit:
         if self.burst is not None:
             buckets["burst"] = max(1.0, self.burst), self.burst
         return buckets
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from resilient_llm._loop import LoopBound
 from resilient_llm.core.quota import LimitLevel, Reservation
@@ -19,13 +19,14 @@ from resilient_llm.errors import (
     ConfigurationError,
     CostExceedsCapacityError,
 )
-from resilient_llm.ordering import Placement
+from resilient_llm.ordering import Door, Placement
 from resilient_llm.outcome import Outcome, Verdict
 from resilient_llm.policies._keyed import Key
 from resilient_llm.policies._options import at_least, seconds
 from resilient_llm.policies._quotas import QuotaSet
 from resilient_llm.policies._rate_waiters import RateWaiters
 from resilient_llm.policies._settlement import never_sent, tokens_used
+from resilient_llm.policies._shares import weight_function
 from resilient_llm.policies.limit import Limit
 from resilient_llm.policies.tokens import Estimate, TokenEstimate, amount, estimate_once
 from resilient_llm.telemetry.names import DRY_RUN, LIMIT_UNIT, LIMITER_NAME, WAIT_TIME
@@ -54,9 +55,9 @@ class RateLimit:
     When too little is left a call waits, for at most `max_wait` seconds and never past its deadline, in turn among
     tenants by estimated tokens and `weights`, inside a tenant by priority (`ageing` as in `WaitingRoom`), up to
     `max_queued` of one tenant and `max_queued_total` (10 times as many) of all. A wait that cannot fit is refused at
-    once. What exceeds a bucket is refused for good, or with `oversize="borrow"` passes when
-    the bucket is full and leaves a debt. With `dry_run` everything is counted and reported, nothing waits and
-    nothing is refused.
+    once. What exceeds a bucket is refused for good, or with `oversize="borrow"` passes when the bucket is full and
+    leaves a debt of at most a minute's worth, or one bucket where that is more; beyond that it is refused too. With
+    `dry_run` everything is counted and reported, nothing waits and nothing is refused.
 
     Raises `RateLimitedError` and `CostExceedsCapacityError`.
     """
@@ -135,13 +136,21 @@ class RateLimit:
         return WaitingRoom(
             self._max_queued_total if self.max_queued else 0,
             max_queued_per_tenant=max(1, self.max_queued),
-            weights=cast("Callable[[Hashable], float] | None", self.weights),  # who waits is a tenant
+            weights=weight_function(self.weights),
             ageing=self.ageing,
         )
 
     def _forget(self) -> None:
         self._quotas.clear()
         self._waiters.forget()
+
+    def check_door(self, door: Door) -> None:
+        """Refuse to count tokens where there is no prompt to estimate them from, and nobody else says how many."""
+        if door != "client" and self._quotas.counts_tokens and isinstance(self.estimate, TokenEstimate):
+            where = "a request at the ASGI door" if door == "asgi" else "a function"
+            raise ConfigurationError(
+                f"{self.name}: {where} has no prompt to estimate tokens from: give estimate="
+            )
 
     async def __call__(self, call: Call, call_next: CallNext) -> Reply:
         """Take what the call needs of every limit, waiting for it if need be, and await the rest of the pipeline."""
@@ -171,17 +180,11 @@ class RateLimit:
         requests = 1.0 if self.cost is None else amount("cost", self.cost, call, otherwise=_one)
         tokens = 0.0
         if self._quotas.counts_tokens:
-            if call.inbound and isinstance(self.estimate, TokenEstimate):
-                raise ConfigurationError(
-                    f"{self.name}: a request at the ASGI door has no prompt to estimate tokens from: give estimate="
-                )
             tokens = estimate_once(call, self.estimate)
         return self._quotas.reserve(call, now, requests=requests, tokens=tokens)
 
     def _oversized(self, reservation: Reservation, now: float) -> CostExceedsCapacityError | None:
-        if self.oversize == "borrow":
-            return None
-        return self._quotas.oversized(reservation, now, name=self.name)
+        return self._quotas.oversized(reservation, now, borrow=self.oversize == "borrow", name=self.name)
 
     def _rehearse(self, call: Call, reservation: Reservation, now: float) -> bool:
         """Do for a dry run as if the call waited: a debt stands for the queue. `False` when it would be refused."""
@@ -196,7 +199,7 @@ class RateLimit:
 
     def _finish(self, call: Call, reservation: Reservation, outcome: Outcome) -> None:
         now = call.loop.time()
-        tokens = tokens_used(call, outcome) if self._quotas.counts_tokens else None
+        tokens = tokens_used(call, outcome, self.estimate) if self._quotas.counts_tokens else None
         if not outcome.ok and never_sent(call, outcome):
             reservation.cancel(now)
         elif tokens is None:
@@ -204,7 +207,7 @@ class RateLimit:
             return
         else:
             self._quotas.settle(reservation, tokens, now)
-        self._waiters.give_back(call.tenant, now)
+        self._waiters.give_back(call.tenant, now, reservation)
 
     def _learn(
         self, call: Call, reservation: Reservation, headers: Headers, outcome: Outcome | None = None
@@ -215,12 +218,14 @@ class RateLimit:
         now = call.loop.time()
         # Only for a reset given as a date by a reply without one; that is on the world's clock.
         levels = rate_limit_levels(headers, datetime.now(UTC).timestamp())  # noqa: TID251
+        refused = False
         if outcome is not None and outcome.verdict is Verdict.THROTTLED:
             exact = outcome.retry_after_source != "ratelimit-reset"
             retry_after = outcome.retry_after if exact else None
+            refused = retry_after is None
             learn_refusal(levels, reservation, self._quotas.mirrored, now, retry_after=retry_after)
         if levels:
-            learn(levels, reservation, self._quotas.mirrored, now)
+            learn(levels, reservation, self._quotas.mirrored, now, refused=refused)
 
     def levels(self, call: Call) -> tuple[LimitLevel, ...]:
         """Say where the limits of a call stand, for `RateLimit` headers and the like."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import uuid
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
@@ -17,8 +18,7 @@ from resilient_llm.errors import AttemptError, ConfigurationError, RejectedError
 from resilient_llm.ordering import Placement
 from resilient_llm.outcome import Outcome
 from resilient_llm.policies._keyed import Keyed
-from resilient_llm.policies._options import at_least, seconds
-from resilient_llm.policies.circuit_breaker import CircuitBreaker
+from resilient_llm.policies._options import at_least, flag, label, number, seconds
 from resilient_llm.policies.deadline import Deadline
 
 if TYPE_CHECKING:
@@ -64,13 +64,17 @@ class Retry:
     name: str = "retry"
     placement: ClassVar[Placement] = Placement.RETRY
     _budgets: Keyed[RetryBudget] = field(init=False, repr=False)
-    _circuits: list[CircuitBreaker] = field(init=False, repr=False, default_factory=list)
 
     def __post_init__(self) -> None:
         at_least(1, max_attempts=self.max_attempts)
         at_least(0, max_replay_body=self.max_replay_body)
         seconds(max_retry_after=self.max_retry_after, min_remaining=self.min_remaining, zero=True)
-        self._budget(None)  # validates
+        number(0, 1, budget_ratio=self.budget_ratio)
+        number(0, sys.float_info.max, budget_min_per_second=self.budget_min_per_second)
+        flag(retry_ambiguous=self.retry_ambiguous, idempotency_key=self.idempotency_key)
+        label(name=self.name)
+        if not isinstance(self.backoff, Backoff):
+            raise ConfigurationError(f"backoff={self.backoff!r}: allowed is a Backoff")
         budgets = Keyed(
             f"{self.name} budget", "target", self._budget, idle=RetryBudget.idle, max_keys=_MAX_KEYS
         )
@@ -78,7 +82,6 @@ class Retry:
 
     def check(self, policies: Sequence[object]) -> None:
         """Raise `ConfigurationError` when no retry could ever be made in time."""
-        self._circuits.extend(policy for policy in policies if isinstance(policy, CircuitBreaker))
         for policy in policies:
             if isinstance(policy, Deadline) and self.max_attempts > 1 and self.backoff.jitter == "none":
                 least = self.backoff.initial + self.min_remaining
@@ -167,7 +170,7 @@ class Retry:
             return "retry_after_over_cap"
         if wait.delay + self.min_remaining > call.remaining():
             return "deadline"
-        if not all(circuit.lets_through_in(call, wait.delay) for circuit in self._circuits):
+        if not all(circuit.lets_through_in(call, wait.delay) for circuit in call.circuits):
             return "circuit_open"
         return None if budget.withdraw(call.loop.time()) else "budget"
 

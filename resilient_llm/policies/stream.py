@@ -36,7 +36,8 @@ class Stream:
     fails, the caller is told of the first failure.
 
     Events that are not well-formed are passed on, or with `malformed="skip"` left out. One larger than
-    `max_event_size` bytes breaks the stream.
+    `max_event_size` bytes breaks the stream. With `include_usage` OpenAI's completions are asked for their usage,
+    which limits and traces go by, also for callers that do not ask; these get none. Not every server takes that.
     """
 
     resume: Resume | Sequence[Resume] = "error"
@@ -44,6 +45,7 @@ class Stream:
     hold_max: int = 1024 * 1024
     malformed: Literal["pass", "skip"] = "pass"
     max_event_size: int = 8 * 1024 * 1024
+    include_usage: bool = False
     name: str = "stream"
     placement: ClassVar[Placement] = Placement.STREAM
     _modes: Sequence[Resume] = field(init=False, repr=False)
@@ -75,6 +77,7 @@ class Stream:
             hold_max=self.hold_max,
             max_event_size=self.max_event_size,
             skip_malformed=self.malformed == "skip",
+            include_usage=self.include_usage,
             resume=None if fields is None else call_next,
             prefill=fields,
         )

@@ -19,12 +19,23 @@ if TYPE_CHECKING:
     from resilient_llm.call import Call
     from resilient_llm.message import JSONObject
 
-__all__ = ["Estimate", "TokenEstimate", "amount", "estimate_once"]
+__all__ = [
+    "MOST_TOKENS",
+    "Estimate",
+    "TokenEstimate",
+    "amount",
+    "estimate_once",
+    "has_output",
+    "prompt_tokens",
+]
 
 logger = logging.getLogger("resilient_llm")
 
 Estimate: TypeAlias = Callable[["Call"], float]
 """Say how many tokens a call will use."""
+
+MOST_TOKENS = 1e12
+"""More than any call has. What exceeds it counts as this: callers may write any number of digits, floats end."""
 
 _PROMPT = frozenset(
     {
@@ -93,14 +104,19 @@ class TokenEstimate:
 
     def __call__(self, call: Call) -> int:
         """Give the estimate for a call."""
+        prompt = self.prompt(call)
+        if not prompt or not has_output(call):
+            return prompt
+        return min(prompt + self._output(call.request.json), int(MOST_TOKENS))
+
+    def prompt(self, call: Call) -> int:
+        """Give the part of the estimate that is the prompt's."""
         body = call.request.json
-        if not body:
-            return 0
         texts, ids, attachments = _said_in([value for name, value in body.items() if name in _PROMPT])
         if not (texts or ids or attachments):
             return 0
-        prompt = self._count("\n".join(texts)) + ids + attachments * self.attachment_tokens
-        return math.ceil(prompt) + (0 if call.operation in _NO_OUTPUT else self._output(body))
+        count = self._count("\n".join(texts)) + ids
+        return math.ceil(min(count + min(attachments * self.attachment_tokens, MOST_TOKENS), MOST_TOKENS))
 
     def _output(self, body: JSONObject) -> int:
         config = body.get("generationConfig")
@@ -110,6 +126,11 @@ class TokenEstimate:
     def _by_bytes(self, text: str) -> float:
         size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
         return size / self.bytes_per_token
+
+
+def has_output(call: Call) -> bool:
+    """Tell whether tokens are written in answer to a call."""
+    return call.operation not in _NO_OUTPUT
 
 
 def _said_in(parts: list[object]) -> tuple[list[str], int, int]:
@@ -147,12 +168,22 @@ def estimate_once(call: Call, estimate: Estimate) -> float:
     return tokens
 
 
+def prompt_tokens(call: Call, estimate: Estimate) -> float:
+    """Give the prompt's part of an estimate; 0 where an estimate of the application's own does not tell it."""
+    if not isinstance(estimate, TokenEstimate):
+        return 0.0
+    return amount("estimate", estimate.prompt, call, otherwise=_DEFAULT.prompt)
+
+
 def amount(option: str, ask: Estimate, call: Call, *, otherwise: Estimate) -> float:
-    """Ask a user's function for a number; one that fails, or gives no finite number from 0, must not break a call."""
+    """Ask a user's function for a number, at most `MOST_TOKENS`.
+
+    One that fails, or gives no finite number from 0, must not break a call.
+    """
     try:
         number = float(ask(call))
         if 0 <= number < math.inf:
-            return number
+            return min(number, MOST_TOKENS)
         logger.error("%s=%r gave %r: allowed are finite numbers from 0", option, ask, number)
     except Exception:
         logger.exception("%s=%r failed", option, ask)

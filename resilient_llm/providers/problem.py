@@ -91,7 +91,10 @@ def reports_error(body: object) -> bool:
     choices = body.get("choices")
     if isinstance(choices, list) and choices:
         return all(_has_failed(choice) for choice in choices)
-    return bool(body.get("error"))
+    error = body.get("error")
+    if isinstance(error, Mapping):  # some replies have the fields of an error, all of them null
+        return any(value is not None for value in error.values())
+    return bool(error)
 
 
 def _has_failed(choice: object) -> bool:

@@ -178,6 +178,16 @@ class FamilyTransport:
         """Refuse a synchronous client with a `TypeError` that says what to do."""
         refuse_sync(self._family.name)
 
+    def __enter__(self) -> NoReturn:
+        """Refuse a synchronous client with a `TypeError` that says what to do."""
+        refuse_sync(self._family.name)
+
+    def __exit__(self, *_exc_info: object) -> None:
+        """Do nothing: it was never entered."""
+
+    def close(self) -> None:
+        """Do nothing, for a synchronous client that is closed without having been used."""
+
     async def __aenter__(self) -> Self:
         await self._transport.__aenter__()
         return self

@@ -55,6 +55,14 @@ def test_what_can_never_pass_is_found() -> None:
     assert Reservation([(some[0], 10.0), (some[1], 10.0)]).oversized() is None
 
 
+def test_what_a_bucket_lends_is_a_minute_s_worth_or_one_capacity() -> None:
+    short, long = TokenBucket(10.0, 1.0, 0.0), TokenBucket(600.0, 1.0, 0.0)
+    assert (short.lends, long.lends) == (60, 600)
+    assert Reservation([(short, 70.0), (long, 1_200.0)]).oversized(borrow=True) is None
+    assert Reservation([(short, 70.5), (long, 1.0)]).oversized(borrow=True) == 0
+    assert Reservation([(short, 1.0), (long, 1_200.5)]).oversized(borrow=True) == 1
+
+
 def test_a_quota_is_idle_only_when_nobody_could_tell_it_from_a_new_one() -> None:
     quota = Quota(buckets(10.0))
     reservation = Reservation([(quota.buckets[0], 4.0)], quotas=[quota])

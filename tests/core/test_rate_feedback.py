@@ -14,6 +14,9 @@ from resilient_llm.core.token_bucket import TokenBucket
 BOTH = {"requests": [0], "tokens": [1]}
 
 
+WINDOW_TEN, WINDOW_SECOND = 10.0, 1.0
+
+
 def said(
     dimension: Dimension = "requests",
     *,
@@ -128,8 +131,10 @@ def test_buckets_that_mirror_nothing_hear_nothing() -> None:
         pytest.param(60, 59.2, 1.0, id="almost: what is left of one request is not shown"),
         pytest.param(3, 41.0, 1.0, id="of three a minute one takes 20 s"),
         pytest.param(None, 57.0, 1.0, id="limit not stated"),
-        pytest.param(60, 40.0, 40.0, id="a window that ends in 40 s"),
-        pytest.param(60, 0.5, 1.0, id="a window that ends before the next is due"),
+        pytest.param(60, 40.0, 1.0, id="what may be a refill is taken for one"),
+        pytest.param(60, 1.0, 1.0, id="enforced by the second"),
+        pytest.param(60, 0.5, 1.0, id="sooner than the next is due"),
+        pytest.param(60, 90.0, 90.0, id="a window of more than a minute"),
         pytest.param(14_400, 3_000.0, LONGEST_PAUSE, id="a limit per day"),
         pytest.param(60, math.inf, LONGEST_PAUSE, id="beyond any wait"),
         pytest.param(60, None, 1.0, id="reset not stated"),
@@ -142,6 +147,44 @@ def test_when_nothing_remains_a_window_is_waited_for_and_a_refill_is_not(
     mirror = Mirror()
     mirror.learn(said(limit=limit, remaining=0, reset=reset))
     assert mirror.requests.wait(1.0, 0.0) == pytest.approx(wait)
+
+
+@pytest.mark.parametrize(
+    ("window", "reset", "pause"),
+    [
+        pytest.param(WINDOW_TEN, 10.0, 0.0, id="a provider that enforces by ten seconds, as we do"),
+        pytest.param(WINDOW_TEN, 11.0, 0.0, id="the same, rounded up"),
+        pytest.param(WINDOW_TEN, 20.0, 20.0, id="longer than ours takes to fill"),
+        pytest.param(WINDOW_SECOND, 1.0, 0.0, id="by the second, as we do"),
+        pytest.param(WINDOW_SECOND, 2.0, 0.0, id="by the second, rounded up to whole seconds"),
+        pytest.param(WINDOW_SECOND, 40.0, 40.0, id="the end of a window"),
+        pytest.param(WINDOW_SECOND, 60.0, 0.0, id="a minute"),
+    ],
+)
+def test_a_reset_within_what_our_own_bucket_takes_to_fill_is_a_refill(
+    window: float, reset: float, pause: float
+) -> None:
+    bucket = TokenBucket(window, 1.0, 0.0)
+    reservation = Reservation([(bucket, 1.0)], marked=True)
+    reservation.take(0.0)
+    learn([said(remaining=0, reset=reset)], reservation, {"requests": [0]}, 0.0)
+    assert bucket.wait(1.0, 0.0) == pytest.approx(max(1.0, pause))
+
+
+def test_a_limit_per_second_beside_one_per_minute_does_not_pause_for_the_minute_s_refill() -> None:
+    minute, burst = TokenBucket(60.0, 1.0, 0.0), TokenBucket(5.0, 5.0, 0.0)
+    reservation = Reservation([(minute, 1.0), (burst, 1.0)], marked=True)
+    reservation.take(0.0)
+    learn([said(remaining=0, reset=30.0)], reservation, {"requests": [0, 1]}, 0.0)
+    assert burst.wait(1.0, 0.0) == pytest.approx(0.2)
+
+
+def test_a_refusal_tells_a_window_from_a_refill() -> None:
+    mirror = Mirror()
+    learn([said(remaining=0, reset=40.0)], mirror.reservation, BOTH, 0.0, refused=True)
+    assert mirror.requests.wait(1.0, 0.0) == 40
+    learn([said("tokens", remaining=0, reset=60.0)], mirror.reservation, BOTH, 0.0, refused=True)
+    assert mirror.tokens.wait(1.0, 0.0) < 1
 
 
 def test_ra_12_with_something_left_nobody_waits_for_the_reset() -> None:

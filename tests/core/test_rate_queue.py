@@ -127,10 +127,10 @@ def test_a_tenant_that_is_passed_over_again_and_again_leaves_no_trail() -> None:
         mine.give_back(0.001, queue.now)
         queue.note(queue.queue.give_back("a", queue.now))
     (lane,) = queue.queue._lanes.values()
-    assert len(lane._alarms) < 40
+    assert len(lane.asleep._heap) < 40
     assert queue.queue.next_at == pytest.approx(800)
     queue.queue.cancel(ticket)
-    assert not lane._asleep
+    assert not lane.asleep
 
 
 def test_a_dry_model_holds_up_nobody_who_asks_for_another() -> None:
@@ -321,3 +321,75 @@ def test_weights_are_honoured_by_cost_under_saturation(costs: dict[str, float]) 
     for tenant, weight in weights.items():
         assert used[tenant] / sum(used.values()) == pytest.approx(weight / 7, rel=0.02)
     assert sum(used.values()) == pytest.approx(100 * 100, rel=0.01)
+
+
+def keep_up(queue: Queue, offers: list[str], lanes: dict[str, TokenBucket], account: TokenBucket) -> None:
+    """Keep calls waiting, each of a tenant in a lane (`a3`: tenant a, lane 3), for 200 s."""
+    for offer in offers * 3:
+        queue.push(offer, (lanes[offer[1]], 1.0), (account, 1.0), lane=offer[1])
+    while queue.now < 200:
+        begin = len(queue.served)
+        queue.go_on(queue.queue.next_at)
+        for offer in queue.served[begin:]:
+            queue.push(offer, (lanes[offer[1]], 1.0), (account, 1.0), lane=offer[1])
+
+
+def test_a_tenant_in_many_lanes_gets_no_more_than_one_in_a_single_lane() -> None:
+    queue, account = Queue(), empty(rate=5.0)
+    lanes = {str(number): TokenBucket(1e6, 1.0, 0.0) for number in range(10)}
+    keep_up(queue, [f"a{number}" for number in range(10)] + ["b0"], lanes, account)
+    served = Counter(queue.served)
+    assert served["b0"] == pytest.approx(500, rel=0.03)
+    for number in range(10):
+        assert served[f"a{number}"] == pytest.approx(50, rel=0.3), "its own lanes take turns"
+
+
+def test_weights_hold_over_lanes() -> None:
+    queue, account = Queue(weights={"a": 9.0}), empty(rate=5.0)
+    keep_up(queue, ["a0", "b1"], {lane: TokenBucket(1e6, 1.0, 0.0) for lane in "01"}, account)
+    served = Counter(queue.served)
+    assert served["a0"] / served["b1"] == pytest.approx(9, rel=0.05)
+
+
+def test_lanes_that_share_nothing_do_not_count_for_each_other() -> None:
+    queue, buckets = Queue(), [empty(), empty()]
+    for _ in range(200):
+        queue.push("a", (buckets[0], 1.0), lane="0")
+        queue.push("a", (buckets[1], 1.0), lane="1")
+        queue.push("b", (buckets[1], 1.0), lane="1")
+    queue.go_on(100.1)
+    assert Counter(queue.served)["b"] == pytest.approx(50, abs=2)
+
+
+def test_a_tenant_has_so_many_places_over_all_lanes() -> None:
+    queue = RateQueue[str](lambda: WaitingRoom(100, max_queued_per_tenant=3), 100)
+    reservation = Reservation([(empty(), 1.0)])
+    tickets = [queue.push(lane, "a", reservation, 0.0, cost=1.0) for lane in "0123"]
+    assert [ticket is None for ticket in tickets] == [False, False, False, True]
+    assert queue.push("3", "b", reservation, 0.0, cost=1.0) is not None
+    assert tickets[0] is not None
+    assert queue.cancel(tickets[0])
+    assert queue.push("3", "a", reservation, 0.0, cost=1.0) is not None
+
+
+@pytest.mark.parametrize("shares", [True, False], ids=["one account", "nothing in common"])
+def test_an_event_looks_at_those_lanes_only_that_can_be_served(
+    shares: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = 0
+    serve = RateQueue._serve
+
+    def counted(*args: object) -> bool:
+        nonlocal looks
+        looks += 1
+        return serve(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(RateQueue, "_serve", counted)
+    queue, account = Queue(), empty(rate=10.0)
+    for number in range(300):
+        own = TokenBucket(10.0, 1.0, 0.0) if shares else empty()
+        charges = [(own, 1.0), (account, 1.0)] if shares else [(own, 1.0)]
+        queue.push("a", *charges, lane=str(number))
+    queue.go_on(40.0)
+    assert len(queue.served) == 300
+    assert looks < 4 * 300

@@ -110,7 +110,8 @@ async def test_who_was_away_for_long_does_not_shut_the_others_out_when_it_comes_
         async with saturating(enter, "quiet", 50):
             order = street.order[before:]
     # The ten that run, 24 on credit, and from then on one for each.
-    assert Counter(order[:34])["noisy"] in range(10, 13)
+    # Tasks of one instant run in any order on trio, so a few more of them may come first.
+    assert Counter(order[:34])["noisy"] in range(10, 15)
     assert Counter(order[60:])["quiet"] == pytest.approx(len(order[60:]) / 2, abs=1)
 
 

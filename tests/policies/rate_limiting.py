@@ -21,9 +21,10 @@ def by_body(call: Call) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """How one attempt ends: `tokens` are its reported usage."""
+    """How one attempt ends: `tokens` are its reported usage, or `usage` is."""
 
     tokens: int | None = None
+    usage: Usage | None = None
     outcome: Outcome = SUCCESS
     headers: Headers = field(default_factory=list)
     duration: float = 0.0
@@ -44,7 +45,9 @@ class Answers:
             attempt.mark_sent()
         answer = self.script.pop(0) if self.script else self.otherwise
         await anyio.sleep(answer.duration)
-        usage = None if answer.tokens is None else Usage(input_tokens=answer.tokens)
+        usage = answer.usage
+        if answer.tokens is not None:
+            usage = Usage(input_tokens=answer.tokens, output_tokens=0)
         outcome = replace(answer.outcome, usage=usage)
         reply = Reply(outcome.status or 200, answer.headers, Nothing(), complete=True)
         if not outcome.ok:

@@ -232,7 +232,8 @@ async def test_a_permit_is_released_from_another_thread_through_the_loop() -> No
     await door()
     call = door.calls[0]
     assert call.finished
-    compartment = bulkhead._compartments.get(None)
+    compartment = bulkhead._compartments.peek(None)
+    assert compartment is not None
     compartment.slots.acquire(None, anyio.current_time())
     call._open.append(True)  # a call that is still open, and holds the slot
     call.on_finish(lambda _outcome: compartment.wake(compartment.slots.release(None, call.loop.time())))

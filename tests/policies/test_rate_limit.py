@@ -152,6 +152,46 @@ async def test_oversize_may_borrow_once_the_bucket_is_full() -> None:
     assert provider.times == [0, 30, 91]
 
 
+@pytest.mark.parametrize("dry_run", [False, True])
+async def test_what_no_bucket_can_lend_is_refused_and_locks_nobody_out(dry_run: bool) -> None:
+    provider = Answers()
+    limit = RateLimit(
+        key="model",
+        tokens_per_minute=60,
+        estimate=by_body,
+        oversize="borrow",
+        max_wait=1e12,
+        dry_run=dry_run,
+    )
+    door = Door(limit, provider=provider)
+    if dry_run:
+        await door(body=b"1000000000000")
+    else:
+        with pytest.raises(CostExceedsCapacityError, match="holds 60 and lends 60"):
+            await door(body=b"1000000000000")
+    assert limit.levels(door.calls[0])[0].remaining == 60
+
+
+async def test_weights_of_a_tenant_are_checked_when_the_limit_is_made() -> None:
+    for weights in ("gold", 5, {"a": "x"}, {"a": 0}, {"a": -1.0}, {"a": float("inf")}):
+        with pytest.raises(ConfigurationError, match="weights"):
+            RateLimit(requests_per_minute=1, weights=weights)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [0, -1.0, None, "many", float("nan"), RuntimeError()])
+async def test_a_weight_that_fails_breaks_no_call(wrong: object, caplog: pytest.LogCaptureFixture) -> None:
+    def weights(_tenant: str | None) -> float:
+        if isinstance(wrong, Exception):
+            raise wrong
+        return wrong  # type: ignore[return-value]
+
+    provider = Answers()
+    door = Door(RateLimit(requests_per_minute=60, window=1, weights=weights), provider=provider)
+    await together([door] * 3)
+    assert provider.times == [0, 1, 2]
+    assert "weights=" in caplog.text
+
+
 async def test_cost_says_how_many_requests_a_call_counts_as() -> None:
     provider = Answers()
     door = Door(RateLimit(requests_per_minute=60, window=10, cost=by_body), provider=provider)

@@ -10,7 +10,7 @@ import anyio
 import httpx
 import pytest
 
-from resilient_llm import AttemptError, Limit, RateLimit, RateLimitedError
+from resilient_llm import AttemptError, Limit, Outcome, RateLimit, RateLimitedError
 from resilient_llm.httpx import ResilientTransport
 from resilient_llm.message import Headers
 from resilient_llm.testing import FakeModel, FakeProvider, Latency, RateLimits
@@ -53,6 +53,29 @@ async def test_what_was_sent_since_is_taken_off_what_remains() -> None:
     assert provider.times == [0, *[0.5] * 7, 3]
 
 
+@pytest.mark.parametrize("path", ["/chat/completions", "/messages"])
+@pytest.mark.parametrize("window", [1.0, 10.0])
+async def test_listening_costs_no_throughput_where_the_provider_enforces_by_the_second(
+    path: str, window: float
+) -> None:
+    provider = FakeProvider(
+        FakeModel(
+            latency=Latency(headers=0.5), rate_limits=RateLimits(requests_per_minute=600, window=window)
+        )
+    )
+    limit = RateLimit(key="model", requests_per_minute=600, window=window, max_wait=1e6)
+    transport = ResilientTransport(provider.transport(), policies=[limit])
+    started = anyio.current_time()
+    async with httpx.AsyncClient(transport=transport, base_url="http://provider/v1", timeout=None) as client:
+        body = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]}
+        async with anyio.create_task_group() as group:
+            for _ in range(300):
+                group.start_soon(partial(client.post, path, json=body))
+    assert [request.status for request in provider.requests] == [200] * 300
+    ideal = (300 - 10 * window) / 10
+    assert anyio.current_time() - started <= ideal / 0.98 + 0.6
+
+
 async def test_tokens_are_listened_to_as_well() -> None:
     provider = Answers(Answer(headers=headers(remaining_tokens=150, limit_tokens=6_000)))
     door = Door(RateLimit(key="model", tokens_per_minute=6_000, estimate=by_body), provider=provider)
@@ -71,6 +94,27 @@ async def test_a_failed_attempt_s_headers_count_too() -> None:
     await door()
     assert provider.times == [0, 8]
     assert remaining(limit, door)["requests of target"] == pytest.approx(7)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "wait"),
+    [
+        (THROTTLED, 40),
+        (replace(THROTTLED, retry_after=40.0, retry_after_source="ratelimit-reset"), 40),
+        (replace(THROTTLED, retry_after=3.0, retry_after_source="retry-after"), 3),
+    ],
+    ids=["no hint", "the reset itself", "a better hint"],
+)
+async def test_after_a_refusal_without_retry_after_the_end_of_the_window_is_waited_for(
+    refusal: Outcome, wait: float
+) -> None:
+    said = headers(remaining_requests=0, limit_requests=60, reset_requests="40s")
+    provider = Answers(Answer(outcome=refusal, headers=said))
+    door = Door(RateLimit(key="target", requests_per_minute=60, max_wait=60), provider=provider)
+    with pytest.raises(AttemptError):
+        await door()
+    await door()
+    assert provider.times == [0, wait]
 
 
 async def test_those_who_wait_already_are_held_as_well() -> None:

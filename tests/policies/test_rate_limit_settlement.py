@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from functools import partial
 
 import anyio
+import httpx
 import pytest
 
 from resilient_llm import (
@@ -21,9 +23,12 @@ from resilient_llm import (
     Reply,
     Retry,
     Scope,
+    Usage,
     Verdict,
 )
+from resilient_llm.httpx import ResilientTransport
 from resilient_llm.outcome import CANCELLED
+from resilient_llm.testing import FakeModel, FakeProvider
 from tests.policies.rate_limiting import Answer, Answers, by_body, together
 from tests.support import BAD_REQUEST, FAILURE, THROTTLED, Door
 
@@ -78,6 +83,66 @@ async def test_what_an_attempt_keeps(answer: Answer, requests: int, tokens: int,
         assert not answer.outcome.ok
     assert left(limit, door) == (1_000 - requests, 1_000 - tokens)
     assert limit._quotas._all[0]._quotas[None].outstanding == 0
+
+
+PROMPT = json.dumps({"prompt": "x" * 400, "max_tokens": 300}).encode()  # 100 tokens, and 300 for the answer
+
+
+@pytest.mark.parametrize(
+    ("usage", "tokens"),
+    [
+        pytest.param(Usage(input_tokens=110, output_tokens=20), 130, id="both are known"),
+        pytest.param(Usage(output_tokens=20), 400, id="the prompt is not"),
+        pytest.param(Usage(output_tokens=20, estimated=True), 400, id="a stream without usage"),
+        pytest.param(Usage(output_tokens=500, estimated=True), 600, id="the same, longer than was allowed"),
+        pytest.param(Usage(input_tokens=110, output_tokens=2, estimated=True), 400, id="given up early"),
+        pytest.param(Usage(input_tokens=110, output_tokens=350, estimated=True), 460, id="given up late"),
+        pytest.param(Usage(input_tokens=110), 400, id="the answer is not"),
+        pytest.param(Usage(input_tokens=700), 700, id="the prompt alone is more"),
+        pytest.param(Usage(cached_tokens=50), 400, id="neither is"),
+        pytest.param(Usage(input_tokens=-10, output_tokens=20), 400, id="negative"),
+        pytest.param(Usage(input_tokens=10**400, output_tokens=0), 400, id="no float holds it"),
+        pytest.param(Usage(input_tokens=10**30, output_tokens=0), 400, id="absurd"),
+        pytest.param(Usage(input_tokens=float("nan"), output_tokens=0), 400, id="not a number"),  # type: ignore[arg-type]
+        pytest.param(Usage(input_tokens="10", output_tokens=0), 400, id="a string"),  # type: ignore[arg-type]
+    ],
+)
+async def test_what_usage_leaves_unknown_is_not_zero(usage: Usage, tokens: int) -> None:
+    limit = RateLimit(tokens_per_minute=1e-3, window=6e7)
+    door = Door(limit, provider=Answers(Answer(usage=usage)))
+    await door(body=PROMPT)
+    assert limit.levels(door.calls[0])[0].remaining == pytest.approx(1_000 - tokens)
+    assert limit._quotas._all[0]._quotas[None].outstanding == 0
+
+
+async def test_an_operation_without_output_settles_by_what_it_read() -> None:
+    limit = RateLimit(key="model", tokens_per_minute=10_000, learn=False)
+    transport = ResilientTransport(FakeProvider().transport(), policies=[limit])
+    async with httpx.AsyncClient(transport=transport, base_url="http://provider/v1") as client:
+        response = await client.post("/embeddings", json={"model": "m", "input": "word " * 100})
+    used = response.json()["usage"]["prompt_tokens"]
+    (remaining,) = [remaining for _, _, remaining in limit._quotas.lowest(anyio.current_time())]
+    assert used
+    assert remaining == pytest.approx(10_000 - used, abs=0.5)
+
+
+@pytest.mark.parametrize("usage_is_asked_for", [True, False])
+async def test_a_stream_without_usage_counts_its_prompt(usage_is_asked_for: bool) -> None:
+    provider = FakeProvider(FakeModel(reply="word " * 20))
+    limit = RateLimit(key="model", tokens_per_minute=10_000, max_wait=0, learn=False)
+    body: dict[str, object] = {
+        "model": "m",
+        "stream": True,
+        "max_tokens": 40,
+        "messages": [{"role": "user", "content": "word " * 800}],
+    }
+    if usage_is_asked_for:
+        body["stream_options"] = {"include_usage": True}
+    transport = ResilientTransport(provider.transport(), policies=[limit])
+    async with httpx.AsyncClient(transport=transport, base_url="http://provider/v1") as client:
+        statuses = [(await client.post("/chat/completions", json=body)).status_code for _ in range(20)]
+    # Each reads 1,000 tokens, and some more for how it is written.
+    assert statuses.count(200) == 9
 
 
 async def test_more_than_was_estimated_may_leave_a_debt_that_is_bounded() -> None:

@@ -175,7 +175,9 @@ def test_whoever_is_cancelled_once_granted_passes_it_on() -> None:
         calls = [asyncio.create_task(door(body=b"60")) for _ in range(3)]
         await anyio.sleep(1)
         assert len(provider.attempts) == 1
-        provider.attempts[0][1].parent.finish(Outcome(verdict=Verdict.SUCCESS, usage=Usage(output_tokens=0)))  # type: ignore[union-attr]
+        first = provider.attempts[0][1].parent
+        assert first is not None
+        first.finish(Outcome(verdict=Verdict.SUCCESS, usage=Usage(input_tokens=0, output_tokens=0)))
         # In this very step the second has been granted what the first gave back, and has yet to run.
         assert limit.queued() == 1
         calls[1].cancel()
@@ -332,3 +334,18 @@ async def test_a_refusal_counts_those_who_wait() -> None:
     limit = RateLimit(requests_per_minute=60, window=1, max_wait=2)
     results = await together([Door(limit, provider=Answers())] * 5)
     assert ["2 calls wait" in str(error) for error in refusals(results)] == [True, True]
+
+
+async def test_max_queued_counts_a_tenant_over_all_models() -> None:
+    limits = [
+        Limit(key="model", requests_per_minute=60, window=1),
+        Limit(key=None, requests_per_minute=600, window=1),
+    ]
+    limit = RateLimit(limits=limits, max_queued=10, max_wait=1_000)
+    provider = Answers()
+    door = Door(limit, provider=provider)
+    noisy = [partial(door, tenant="noisy", model=f"m{number % 10}") for number in range(300)]
+    quiet = [partial(door, tenant="quiet", model="q") for _ in range(3)]
+    results = await together([*noisy, *quiet])
+    assert len(refusals(results[:300])) == 300 - 10 - 10
+    assert not refusals(results[300:])

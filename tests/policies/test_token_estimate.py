@@ -11,8 +11,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilient_llm import Call, ConfigurationError, Profile, RateLimit, Request, Retry, Target, TokenEstimate
+from resilient_llm import (
+    Call,
+    ConfigurationError,
+    CostExceedsCapacityError,
+    Pipeline,
+    Profile,
+    RateLimit,
+    RateLimitedError,
+    Request,
+    Retry,
+    Target,
+    TokenEstimate,
+)
 from resilient_llm._loop import EventLoop
+from resilient_llm.ordering import Door as DoorName
+from resilient_llm.policies.tokens import MOST_TOKENS, estimate_once
 from resilient_llm.telemetry.silent import SILENT
 from tests.policies.rate_limiting import Answer, Answers
 from tests.support import FAILURE, Door
@@ -229,11 +243,45 @@ async def test_it_is_made_once_for_a_call_and_its_attempts() -> None:
     assert door.calls[0].tokens == 10
 
 
+@pytest.mark.parametrize(
+    ("door", "who"), [("asgi", "a request at the ASGI door"), ("callable", "a function")]
+)
+def test_where_there_is_no_prompt_tokens_need_an_estimate_of_ones_own(door: DoorName, who: str) -> None:
+    handler = Answers() if door == "asgi" else None
+    with pytest.raises(ConfigurationError, match=f"rate_limit: {who} has no prompt .* give estimate="):
+        Pipeline([RateLimit(tokens_per_minute=100)], handler, door=door)
+    Pipeline([RateLimit(tokens_per_minute=100, estimate=lambda _call: 5)], handler, door=door)
+    Pipeline([RateLimit(requests_per_minute=100)], handler, door=door)
+
+
 @pytest.mark.anyio
-async def test_tokens_at_the_asgi_door_need_an_estimate_of_ones_own() -> None:
-    inbound = call(b"")
-    inbound.loop, inbound.inbound = EventLoop.current(), True
-    with pytest.raises(ConfigurationError, match="estimate="):
-        await RateLimit(tokens_per_minute=100)(inbound, Answers())
-    await RateLimit(tokens_per_minute=100, estimate=lambda _call: 5)(inbound, Answers())
-    assert inbound.tokens == 5
+async def test_tokens_around_a_function_are_limited_by_the_estimate_given() -> None:
+    pipeline = Pipeline([RateLimit(tokens_per_minute=100, max_wait=0, estimate=lambda _call: 60)])
+    assert await pipeline.run(lambda: "done") == "done"
+    with pytest.raises(RateLimitedError, match="40 of 100 tokens"):
+        await pipeline.run(lambda: "never")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": "x", "max_tokens": 10**400},
+        {"prompt": "x", "max_tokens": 10**200, "n": 10**200},
+        {"prompt": "x", "n": 10**400},
+    ],
+)
+def test_an_answer_of_any_size_is_a_finite_estimate(body: object) -> None:
+    assert estimate_once(call(body), TokenEstimate()) == MOST_TOKENS
+
+
+def test_an_estimate_of_ones_own_is_finite_too() -> None:
+    assert estimate_once(call({}), lambda _call: 1e300) == MOST_TOKENS
+
+
+@pytest.mark.anyio
+async def test_a_call_that_asks_for_an_absurd_answer_is_refused_and_leaves_nothing_behind() -> None:
+    limit = RateLimit(tokens_per_minute=1_000)
+    door = Door(limit, provider=Answers())
+    with pytest.raises(CostExceedsCapacityError):
+        await door(body=json.dumps({"prompt": "x", "max_tokens": 10**400}).encode())
+    assert limit.levels(door.calls[0])[0].remaining == 1_000

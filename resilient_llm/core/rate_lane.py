@@ -1,0 +1,243 @@
+"""One lane of a rate queue: calls that draw on the same shared buckets, and in which order its tenants go.
+
+What there is of a bucket, and which lane goes first, must not enter here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from heapq import heapify, heappop, heappush, heapreplace
+from itertools import count
+from math import inf
+from typing import Generic, TypeVar
+
+from resilient_llm.core.token_bucket import TokenBucket
+from resilient_llm.core.waiting_room import WaitingRoom
+
+__all__ = ["Account", "Alarms", "Lane", "Line"]
+
+Tenant = TypeVar("Tenant", bound=Hashable)
+Sleeper = TypeVar("Sleeper", bound=Hashable)
+
+_MIN_STALE = 16
+
+
+class Account:
+    """Add up what one tenant was served where lanes compete, as cost over weight, and how many calls wait."""
+
+    __slots__ = ("calls", "turn", "weight")
+
+    def __init__(self, turn: float, weight: float) -> None:
+        self.turn = turn
+        self.weight = weight
+        self.calls = 0
+
+
+class Alarms(Generic[Sleeper]):
+    """Keep who sleeps until when."""
+
+    __slots__ = ("_heap", "_serial", "_until")
+
+    def __init__(self) -> None:
+        self._until: dict[Sleeper, float] = {}
+        # Entries may be out of date; those that count are what `_until` says.
+        self._heap: list[tuple[float, int, Sleeper]] = []
+        self._serial = count()
+
+    def set(self, sleeper: Sleeper, until: float) -> None:
+        """Let it sleep until then."""
+        self._until[sleeper] = until
+        heappush(self._heap, (until, next(self._serial), sleeper))
+        if len(self._heap) > 2 * len(self._until) + _MIN_STALE:
+            self._heap = [(at, next(self._serial), each) for each, at in self._until.items()]
+            heapify(self._heap)
+
+    def wake(self, sleeper: Sleeper) -> bool:
+        """Wake it; `False` when it does not sleep."""
+        return self._until.pop(sleeper, None) is not None
+
+    def due(self, now: float) -> list[Sleeper]:
+        """Wake those whose time has come, and return them."""
+        woken: list[Sleeper] = []
+        while self.next_at() <= now:
+            sleeper = heappop(self._heap)[2]
+            del self._until[sleeper]
+            woken.append(sleeper)
+        return woken
+
+    def next_at(self) -> float:
+        """Say when the next one's time comes."""
+        while self._heap:
+            at, _, sleeper = self._heap[0]
+            if self._until.get(sleeper) == at:
+                return at
+            heappop(self._heap)
+        return inf
+
+    def clear(self) -> None:
+        """Forget everybody."""
+        self._until.clear()
+        self._heap.clear()
+
+    def __contains__(self, sleeper: Sleeper) -> bool:
+        return sleeper in self._until
+
+    def __len__(self) -> int:
+        return len(self._until)
+
+
+class Line(Generic[Tenant]):
+    """Keep one tenant's calls in one lane: their order, and what they wait for, added up.
+
+    `turn` is what the tenant was served in this lane where no other lane competed, as cost over weight.
+    """
+
+    __slots__ = ("account", "amounts", "calls", "in_line", "lowest_priority", "room", "tenant", "turn")
+
+    def __init__(self, tenant: Tenant, account: Account, room: WaitingRoom[Tenant], turn: float) -> None:
+        self.tenant = tenant
+        self.account = account
+        self.room = room
+        self.turn = turn
+        self.calls = 0
+        self.amounts: list[float] = []
+        self.lowest_priority = 0
+        self.in_line = False
+
+    @property
+    def key(self) -> float:
+        """Order the tenants of a lane; it only grows."""
+        return self.account.turn + self.turn
+
+
+class Lane(Generic[Tenant]):
+    """Serve the tenants of one lane by what they were served, here and where lanes compete.
+
+    Start-time fair queueing (Goyal, Vin & Cheng, SIGCOMM 1996). The head is committed to until it is served or gone.
+    """
+
+    __slots__ = (
+        "_heap",
+        "_serial",
+        "asleep",
+        "buckets",
+        "calls",
+        "group",
+        "head",
+        "key",
+        "lines",
+        "number",
+        "place",
+        "round",
+        "stood_at",
+    )
+
+    def __init__(self, key: Hashable, buckets: Sequence[TokenBucket]) -> None:
+        self.key = key
+        self.buckets = buckets
+        self.calls = 0
+        self.round = 0.0
+        self.lines: dict[Tenant, Line[Tenant]] = {}
+        self.asleep: Alarms[Tenant] = Alarms()
+        """Tenants whose own buckets are dry."""
+        self.head: Line[Tenant] | None = None
+        """Whose call is to be served next, once that is decided."""
+        self.place: TokenBucket | None = None
+        """The bucket where it stands in line among lanes."""
+        self.number: int | None = None
+        """Its number in that line; `None` while it sleeps."""
+        self.group: Account | Lane[Tenant] = self
+        """With whom it stands there: the account of its only tenant, else itself."""
+        self.stood_at = 0.0
+        """Its turn when it took its place."""
+        self._heap: list[tuple[float, int, Line[Tenant]]] = []  # keys may be out of date
+        self._serial = count()
+
+    def line(
+        self, tenant: Tenant, account: Account, make_room: Callable[[], WaitingRoom[Tenant]]
+    ) -> Line[Tenant]:
+        """Give a tenant's line; one that comes, or comes back, starts in the current round."""
+        line = self.lines.get(tenant)
+        if line is None:
+            line = self.lines[tenant] = Line(tenant, account, make_room(), 0.0)
+        if not line.calls:
+            line.account = account
+            self._rejoin(line)
+        return line
+
+    def wake(self, tenant: Tenant) -> None:
+        """Let a tenant that was passed over compete again."""
+        if self.asleep.wake(tenant):
+            self._rejoin(self.lines[tenant])
+
+    def wake_due(self, now: float) -> None:
+        """Let those compete again whose time has come."""
+        for tenant in self.asleep.due(now):
+            self._rejoin(self.lines[tenant])
+
+    def pass_over(self, line: Line[Tenant], until: float) -> None:
+        """Serve others until then: the own buckets of the head's tenant are dry."""
+        # A higher priority may come meanwhile: commit to none of its calls.
+        line.room.suspend(line.tenant)
+        line.room.resume(line.tenant)
+        self.head = None
+        self.asleep.set(line.tenant, until)
+
+    def choose(self) -> Line[Tenant] | None:
+        """Commit to the tenant whose turn it is; `None` when nobody can be served."""
+        if self.head is None and (front := self._front()) is not None:
+            heappop(self._heap)
+            front.in_line = False
+            self.head = front
+        return self.head
+
+    def release(self) -> None:
+        """Choose anew, after the head was served or has gone."""
+        line, self.head = self.head, None
+        if line is not None and line.calls:
+            self._enter(line)
+
+    @property
+    def turn(self) -> float:
+        """Say when it is the lane's turn: the earliest of its head's and of whoever waits behind it."""
+        front = self._front()
+        turn = inf if front is None else front.account.turn
+        return turn if self.head is None else min(turn, self.head.account.turn)
+
+    def only_account(self) -> Account | None:
+        """Give the account of its only tenant; `None` when there are several."""
+        if len(self.lines) > 1:
+            return None
+        return next((line.account for line in self.lines.values()), None)
+
+    def forget(self) -> None:
+        """Forget tenants without calls that owe nothing, or if they are too many, whoever has none."""
+        if len(self.lines) <= 2 * self.calls + _MIN_STALE:
+            return
+        idle = [line for line in self.lines.values() if not line.calls]
+        owing = sorted((line.key for line in idle), reverse=True)
+        paid = max(self.round, owing[len(idle) // 2])
+        for line in idle:
+            if line.key <= paid:
+                del self.lines[line.tenant]
+
+    def _rejoin(self, line: Line[Tenant]) -> None:
+        line.turn = max(line.turn, self.round - line.account.turn)
+        self._enter(line)
+
+    def _enter(self, line: Line[Tenant]) -> None:
+        if not line.in_line:
+            line.in_line = True
+            heappush(self._heap, (line.key, next(self._serial), line))
+
+    def _front(self) -> Line[Tenant] | None:
+        while self._heap:
+            key, number, line = self._heap[0]
+            if not line.calls or line.tenant in self.asleep:
+                heappop(self._heap)
+                line.in_line = False
+            elif key < line.key:
+                heapreplace(self._heap, (line.key, number, line))
+            else:
+                return line
+        return None

@@ -1,0 +1,129 @@
+"""What of an event stream may be passed on by now: whole events, and nothing after one that is an error.
+
+Bytes in, bytes out, with what the provider's reader says beside them. When to read, and what an end of the stream means
+for a call, must not enter here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Literal
+
+from resilient_llm.providers import EventKind
+
+if TYPE_CHECKING:
+    from resilient_llm.core.sse import Event
+    from resilient_llm.providers import StreamReader
+
+__all__ = ["EventBuffer"]
+
+
+class EventBuffer:
+    """Keep the bytes of a stream until they make whole events.
+
+    With `whole_events` an error can be put after what was passed on; otherwise everything passes as it comes. Events of
+    the kinds `skipped` are left out. `stop` is set where the stream fails by its own account: after the error it tells,
+    or with `stop_before_error` before it, or where it becomes `unreadable`, because an event is too large.
+    """
+
+    __slots__ = (
+        "_bytes",
+        "_gone",
+        "_skipped",
+        "_stop_before_error",
+        "_whole_events",
+        "content",
+        "reader",
+        "stop",
+        "unreadable",
+    )
+
+    def __init__(
+        self,
+        reader: StreamReader,
+        *,
+        whole_events: bool,
+        skipped: Collection[EventKind] = (),
+        stop_before_error: bool = False,
+    ) -> None:
+        self.reader = reader
+        self.content = False
+        """Whether there was content in what came last."""
+        self.stop: int | None = None
+        """The offset up to which the stream may be passed on, once it has failed."""
+        self.unreadable = False
+        self._bytes = bytearray()
+        self._gone = 0  # how many bytes of the stream are kept no more: passed on, or skipped
+        self._whole_events = whole_events
+        self._skipped = skipped if whole_events else ()
+        self._stop_before_error = stop_before_error
+
+    def __len__(self) -> int:
+        return len(self._bytes)
+
+    def __bytes__(self) -> bytes:
+        return bytes(self._bytes)
+
+    def take(self, chunk: bytes) -> bytes | Literal[True]:
+        """Give what may be passed on of the next bytes; `True` when that is nothing, and nothing ever will be."""
+        if self._bytes or self._skipped or not self._whole_events:
+            self.keep(chunk)
+        else:
+            # Mostly a read is an event, or several: there is nothing to put together, and nothing to keep.
+            reader, size = self.reader, len(chunk)
+            self._hear(reader.feed(chunk))
+            if self.stop is None and reader.boundary - self._gone == size:
+                self._gone += size
+                return chunk
+            self._bytes += chunk
+        return self.ready() or (True if self.stop is not None else b"")
+
+    def keep(self, chunk: bytes) -> None:
+        """Take the next bytes, and pass nothing on yet."""
+        self._bytes += chunk
+        self._hear(self.reader.feed(chunk))
+
+    def ready(self) -> bytes:
+        """Give what may be passed on of what is kept."""
+        kept = self._bytes
+        if not kept:
+            return b""
+        whole = self._whole()
+        if whole <= 0:
+            return b""
+        ready = bytes(kept[:whole])
+        del kept[:whole]
+        self._gone += whole
+        return ready
+
+    def rest(self) -> bytes:
+        """Give whatever is kept, at the end."""
+        rest = bytes(self._bytes)
+        self._bytes.clear()
+        return rest
+
+    def _whole(self) -> int:
+        reader = self.reader
+        if self._whole_events:
+            return (reader.boundary if self.stop is None else min(reader.boundary, self.stop)) - self._gone
+        if reader.encoded or reader.failure is not None:
+            return len(self._bytes)
+        return reader.boundary - self._gone
+
+    def _hear(self, events: list[tuple[EventKind, Event]]) -> None:
+        reader = self.reader
+        content = reader.encoded and reader.blind  # whatever it is
+        for kind, event in events:
+            if kind is EventKind.CONTENT:
+                content = True
+            elif kind is EventKind.ERROR:
+                if self._whole_events and self.stop is None:
+                    self.stop = event.start if self._stop_before_error else event.end
+            elif kind in self._skipped:
+                start, end = event.start - self._gone, event.end - self._gone
+                del self._bytes[start:end]
+                self._gone += end - start
+        self.content = content
+        if self.stop is None and self._whole_events and reader.failure is not None:
+            self.stop = reader.boundary
+            self.unreadable = True

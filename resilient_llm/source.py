@@ -1,0 +1,200 @@
+"""A reply's body as it comes from the network: read by one task at a time, closed by any, given up when it is late.
+
+What the bytes mean, and who is told of an end, is for the streams that read from here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, TypeVar
+
+import anyio
+
+if TYPE_CHECKING:
+    from resilient_llm._loop import EventLoop
+    from resilient_llm.message import ByteStream
+
+__all__ = ["ReadTimedOutError", "Source", "abandon", "close"]
+
+Taken = TypeVar("Taken")
+
+_CLOSING = 1.0
+"""Seconds that closing a body may take; whoever waits for the permits behind it waits no longer."""
+
+
+class ReadTimedOutError(Exception):
+    """A read from the network took longer than it may; the connection is closed."""
+
+
+class Source:
+    """Read a body, and close it whatever becomes of it."""
+
+    __slots__ = ("_alarm", "_closed", "_ended", "_iterator", "_loop", "_reading", "_scope", "_stream")
+
+    def __init__(self, stream: ByteStream, loop: EventLoop) -> None:
+        self._stream = stream
+        self._loop = loop
+        self._iterator: AsyncIterator[bytes] | None = None
+        self._alarm = _Alarm.of(loop)
+        self._scope: anyio.CancelScope | None = None
+        self._reading = False
+        self._ended = False
+        self._closed = False
+
+    async def read(self, take: Callable[[bytes], Taken], until: float = math.inf) -> Taken | None:
+        """Read on until `take` makes something of what comes, and give that; `None` at the end.
+
+        `until` is on `anyio.current_time()`'s clock. A body that fails is closed. Raises `ReadTimedOutError`,
+        `BusyResourceError` when another task is reading, `ClosedResourceError` when one closes it meanwhile (or
+        what the stream makes of that), and whatever the stream raises.
+        """
+        if self._reading:
+            raise anyio.BusyResourceError("reading from")
+        if self._ended or self._closed:
+            return None
+        if self._iterator is None:
+            self._iterator = self._stream.__aiter__()
+        self._reading = True
+        alarm = self._alarm
+        try:
+            if alarm is not None:
+                alarm.start(until)
+                return await self._read(self._iterator, take)
+            if until == math.inf:
+                return await self._read(self._iterator, take)
+            # One scope for all that has to be read now, never one held while the consumer has the stream.
+            with self._loop.scope(deadline=until) as self._scope:
+                return await self._read(self._iterator, take)
+        except BaseException as error:
+            if alarm is None or not alarm.stop(error):
+                await self._give_up()
+                raise
+        finally:
+            if alarm is not None:
+                alarm.stop()
+            self._scope = None
+            self._reading = False
+        if self._closed:
+            raise anyio.ClosedResourceError
+        await self._give_up()
+        raise ReadTimedOutError
+
+    async def _read(self, iterator: AsyncIterator[bytes], take: Callable[[bytes], Taken]) -> Taken | None:
+        try:
+            while True:
+                taken = take(await iterator.__anext__())
+                if taken:
+                    return taken
+        except StopAsyncIteration:
+            self._ended = True
+            if self._alarm is not None:
+                self._alarm.turn_off()
+            return None
+
+    async def aclose(self) -> None:
+        """Close the body, in a second at most, wherever its reader has left it; one who is inside is sent away."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._alarm is not None:
+            self._alarm.ring()
+        elif self._scope is not None:
+            self._scope.cancel()
+        with self._loop.scope(shield=True, deadline=self._loop.time() + _CLOSING):
+            await close(self._stream, self._iterator)
+
+    async def _give_up(self) -> None:
+        if not self._closed:
+            self._closed = True
+            if self._alarm is not None:
+                self._alarm.turn_off()
+            await abandon(self._stream, self._iterator)
+
+
+class _Alarm:
+    """Send the task away that reads when that takes too long, on asyncio.
+
+    A cancel scope for each read would cost as much as everything else that is done with what was read. So there is one
+    timer for all reads of a body, set anew only when it has gone off too early or would go off too late; a read
+    only says until when it may last. It ends a read as `asyncio.timeout` does.
+    """
+
+    __slots__ = ("_before", "_loop", "_rings", "_task", "_timer", "_until")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._task: asyncio.Task[object] | None = None
+        self._before = 0  # how often the task had been asked to end before
+        self._until = math.inf
+        self._timer: asyncio.TimerHandle | None = None
+        self._rings = False
+
+    @classmethod
+    def of(cls, loop: EventLoop) -> _Alarm | None:
+        """Make one, where the event loop has timers that belong to no task."""
+        native = loop._loop
+        return cls(native) if isinstance(native, asyncio.AbstractEventLoop) else None
+
+    def start(self, until: float) -> None:
+        """Begin a read that may last until then."""
+        self._task = task = asyncio.current_task()
+        self._before = 0 if task is None else task.cancelling()
+        self._until = until
+        timer = self._timer
+        if until != math.inf and (timer is None or timer.when() > until):
+            if timer is not None:
+                timer.cancel()
+            self._timer = self._loop.call_at(until, self._go_off)
+
+    def stop(self, error: BaseException | None = None) -> bool:
+        """End a read; tell whether it is this alarm that `error` comes from, and nobody else wants the task to end."""
+        task, self._task = self._task, None
+        if task is None or not self._rings:
+            return False
+        self._rings = False
+        return task.uncancel() <= self._before and isinstance(error, asyncio.CancelledError)
+
+    def ring(self) -> None:
+        """Send whoever reads away."""
+        if self._task is not None and not self._rings:
+            self._rings = True
+            self._task.cancel()
+        self.turn_off()
+
+    def turn_off(self) -> None:
+        """Let go of the timer, when there is nothing more to read."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _go_off(self) -> None:
+        self._timer = None
+        if self._task is None:
+            return  # the next read sets it again
+        if self._loop.time() < self._until:
+            self._timer = self._loop.call_at(self._until, self._go_off)
+        else:
+            self.ring()
+
+
+async def close(stream: ByteStream, iterator: AsyncIterator[bytes] | None) -> None:
+    """Close a stream and the iterator somebody may have left half way."""
+    try:
+        if isinstance(iterator, AsyncGenerator):
+            try:
+                await iterator.aclose()
+            except RuntimeError as error:
+                # Another task is inside it; closing the stream below makes that one end.
+                if "already running" not in str(error):
+                    raise
+    finally:
+        await stream.aclose()
+
+
+async def abandon(stream: ByteStream, iterator: AsyncIterator[bytes] | None) -> None:
+    """Close a stream that has failed, whose own error is the one to be told."""
+    with anyio.CancelScope(shield=True, deadline=anyio.current_time() + _CLOSING), suppress(Exception):
+        await close(stream, iterator)
