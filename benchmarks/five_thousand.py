@@ -85,7 +85,7 @@ async def measure(way: str, items: int, seed: int) -> Figures:
         failed += response.status_code != httpx.codes.OK
 
     async with (
-        httpx.AsyncClient(transport=transport, timeout=None) as client,
+        httpx.AsyncClient(transport=transport, timeout=httpx.Timeout(None)) as client,
         anyio.create_task_group() as group,
     ):
         for prompt_words in words:
