@@ -38,7 +38,7 @@ class ContinuedStream:
         self._stream = stream
         self._continuation = continuation_for(call.request)
         self._broke: Outcome | None = None  # why the first stream broke
-        self._used: Outcome | None = None  # how its attempt ended, once another one goes on
+        self._resumed = False
         self._resuming: anyio.CancelScope | None = None
         self._over = False
 
@@ -55,8 +55,8 @@ class ContinuedStream:
                 return await self._tell()
             except StopAsyncIteration:
                 data = (
-                    self._pass(b"\n\n") if self._broke is not None else b""
-                )  # completes a last event, if any
+                    self._pass(b"\n\n") if self._resumed else b""
+                )  # for a last event without its blank line
                 await self._end(self._stream.attempt.outcome or CANCELLED)
             except BaseException:
                 outcome = self._stream.attempt.outcome
@@ -72,7 +72,7 @@ class ContinuedStream:
     def _pass(self, data: bytes) -> bytes:
         if self._continuation is None:
             return data
-        if self._broke is not None:
+        if self._resumed:
             return self._continuation.join(data)
         self._continuation.listen(data)
         return data
@@ -80,12 +80,14 @@ class ContinuedStream:
     async def aclose(self) -> None:
         """Close the stream; before its end this abandons the call."""
         self._over = True
-        if self._resuming is not None:
-            self._resuming.cancel()
+        resuming = self._resuming
+        if resuming is not None:
+            resuming.cancel()
         try:
             await self._stream.aclose()
         finally:
-            await self._end(self._stream.attempt.outcome or CANCELLED)
+            outcome = CANCELLED if resuming is not None else self._stream.attempt.outcome
+            await self._end(outcome or CANCELLED)
 
     async def _resume(self, broke: Outcome) -> bool:
         """Make the attempt that goes on; tell whether there is one."""
@@ -108,21 +110,21 @@ class ContinuedStream:
             raise
         finally:
             self._resuming = None
-        if self._over:
-            raise anyio.ClosedResourceError
         return False
 
     async def _go_on_with(self, reply: Reply) -> bool:
         stream = reply.stream
-        if not isinstance(stream, EventStream) or not stream.resumes:
+        if self._over or not isinstance(stream, EventStream) or not stream.resumes:
             await stream.aclose()
             return False
         stream.attempt.adopter = None
-        self._used, self._stream = self._stream.attempt.outcome, stream
+        self._stream = stream
+        self._resumed = True
         return True
 
     async def _tell(self) -> bytes:
-        self._over = True
+        if self._over:  # another task has closed the stream meanwhile
+            raise anyio.ClosedResourceError
         broke = self._broke or CANCELLED
         await self._end(broke)
         return self._stream.tell(broke)
@@ -130,10 +132,9 @@ class ContinuedStream:
     async def _end(self, outcome: Outcome) -> None:
         """Finish the call with what the attempts used together."""
         self._over = True
-        if self._used is not None:
-            last = self._stream.attempt.outcome
-            usage = _sum(self._used.usage, None if last is None else last.usage)
-            outcome = replace(outcome, usage=usage)
+        if self._broke is not None:
+            last = self._stream.attempt.outcome if self._resumed else None
+            outcome = replace(outcome, usage=_sum(self._broke.usage, None if last is None else last.usage))
         await self._call.end(outcome)
 
     def __del__(self) -> None:

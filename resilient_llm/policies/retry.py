@@ -102,7 +102,7 @@ class Retry:
         await self._prepare(call)
         failure: AttemptError | None = None
         while True:
-            attempt = call.attempt(reason="initial" if failure is None else "retry")
+            attempt = call.attempt(reason="retry" if call.attempts else "initial")
             try:
                 return await attempt.run(call_next)
             except RejectedError:

@@ -24,6 +24,7 @@ from resilient_llm import (
     Retry,
     Stream,
 )
+from resilient_llm.httpx2 import ResilientTransport
 from resilient_llm.outcome import Usage, Verdict
 from tests.streams.scripted import (
     ASK,
@@ -53,6 +54,7 @@ BUFFER = Stream(resume="buffer")
 GO_ON = Stream(resume="continue", prefill=["m"])
 RESET = httpx2.ReadError("reset")
 HALF: list[Step] = [ROLE, says("Hello "), 1.0, says("wor")]
+HALF_USED = Usage(output_tokens=3, estimated=True)
 REST = [ROLE, says("ld"), says("!", "stop"), DONE]
 
 
@@ -207,9 +209,11 @@ async def test_the_deadline_holds_for_all_of_it() -> None:
 
 async def test_who_leaves_meanwhile_leaves_nothing_behind() -> None:
     bulkhead, spy = Bulkhead(max_concurrent=1), Spy()
+    calls = Spy()
     for leave in ("cancelled", "closed"):
         upstream = Upstream(lambda: streamed(*HALF, RESET), lambda: streamed(50.0, *REST))
-        response = await send(resilient(upstream, bulkhead, GO_ON, TWICE, spy))
+        policies: list[Any] = [calls, bulkhead, GO_ON, TWICE, spy]
+        response = await send(ResilientTransport(upstream, policies=policies))
 
         async def reader(response: httpx2.Response = response) -> None:
             with suppress(anyio.ClosedResourceError):
@@ -225,6 +229,8 @@ async def test_who_leaves_meanwhile_leaves_nothing_behind() -> None:
         assert bulkhead.in_use() == 0
         assert upstream.all_closed
         assert [outcome.error_type for outcome in spy.ended[-2:]] == ["read_error", "cancelled"]
+        assert (calls.ended[-1].error_type, calls.ended[-1].usage) == ("cancelled", HALF_USED)
+    assert len(calls.ended) == 2
 
 
 async def test_both_attempts_are_paid_for() -> None:
@@ -234,8 +240,6 @@ async def test_both_attempts_are_paid_for() -> None:
         lambda: streamed(ROLE, says("x" * 40), RESET),
         lambda: streamed(ROLE, says("rest", "stop"), usage(15, 5), DONE),
     )
-    from resilient_llm.httpx2 import ResilientTransport  # noqa: PLC0415
-
     transport = ResilientTransport(upstream, policies=[limit, calls, GO_ON, TWICE, attempts])
     await read(await send(transport))
     first = Usage(output_tokens=10, estimated=True)
