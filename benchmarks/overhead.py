@@ -11,12 +11,11 @@ Peers are measured where `requirements/bench.txt` is installed (scripts/bench do
 from __future__ import annotations
 
 import argparse
-import asyncio
 import importlib.util
 import json
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -25,8 +24,10 @@ import httpx2
 
 import resilient_llm.httpx
 import resilient_llm.httpx2
+from benchmarks._running import run
 from resilient_llm import (
     Bulkhead,
+    Call,
     CircuitBreaker,
     ConcurrencyLimit,
     Deadline,
@@ -34,9 +35,11 @@ from resilient_llm import (
     Policy,
     RateLimit,
     Retry,
+    TokenEstimate,
 )
 
 Timed = Callable[[], Awaitable[object]]
+Estimate = Callable[[Call], float]
 
 FAR = 1_000_000_000
 BODY = {"model": "gpt-4o", "messages": [{"role": "user", "content": "What is the capital of France? " * 10}]}
@@ -56,13 +59,15 @@ async def answer() -> int:
     return 1
 
 
-def policies() -> dict[str, Policy]:
+def policies(estimate: Estimate) -> dict[str, Policy]:
     """Make one policy of each kind, with limits that are never reached."""
     return {
         "deadline": Deadline(60),
         "bulkhead": Bulkhead(max_concurrent=100),
         "retry": Retry(),
-        "rate_limit": RateLimit(requests_per_minute=FAR, tokens_per_minute=FAR, key="target"),
+        "rate_limit": RateLimit(
+            requests_per_minute=FAR, tokens_per_minute=FAR, key="target", estimate=estimate
+        ),
         "concurrency": ConcurrencyLimit(initial=100),
         "breaker": CircuitBreaker(),
     }
@@ -70,10 +75,11 @@ def policies() -> dict[str, Policy]:
 
 def in_process() -> dict[str, Timed]:
     """Give the bare handler, each policy alone around it, and all of them."""
+    made = policies(lambda _call: 100)  # a function has no prompt to estimate from
     cases: dict[str, Timed] = {"bare": answer, "pipeline": partial(Pipeline().run, answer)}
-    for name, policy in policies().items():
+    for name, policy in made.items():
         cases[name] = partial(Pipeline([policy]).run, answer)
-    cases["stack"] = partial(Pipeline(list(policies().values())).run, answer)
+    cases["stack"] = partial(Pipeline(list(made.values())).run, answer)
     return cases
 
 
@@ -89,7 +95,9 @@ def over_a_client(library: Any, door: Any, name: str) -> dict[str, Timed]:  # no
         return partial(client.post, "http://provider.example/v1/chat/completions", json=BODY)
 
     bare = library.MockTransport(respond)
-    stack = door.ResilientTransport(library.MockTransport(respond), policies=list(policies().values()))
+    stack = door.ResilientTransport(
+        library.MockTransport(respond), policies=list(policies(TokenEstimate()).values())
+    )
     return {f"{name}_bare": post(bare), f"{name}_stack": post(stack)}
 
 
@@ -99,9 +107,9 @@ async def peers() -> dict[str, Timed]:
         importlib.util.find_spec(module) is None for module in ("hyx", "pyresilience", "purgatory", "stamina")
     ):
         return {}
-    from benchmarks import peer_stacks  # noqa: PLC0415 - they are not ours to require
+    from benchmarks import _peer_stacks  # noqa: PLC0415 - they are not ours to require
 
-    return dict(await peer_stacks.stacks(answer))
+    return dict(await _peer_stacks.stacks(answer))
 
 
 async def measure(cases: dict[str, Timed], rounds: int, seconds: float) -> dict[str, float]:
@@ -137,16 +145,6 @@ async def main(rounds: int) -> None:
         ratio = figures[f"{library}_stack"] / figures[f"{library}_bare"]
         print(f"{library}: a call through all policies takes {ratio:.2f} times the bare one")
     print(json.dumps({f"{name}_us": round(value, 2) for name, value in figures.items()}))
-
-
-def run(main: Coroutine[Any, Any, None]) -> None:
-    """Run on uvloop where it is installed."""
-    if importlib.util.find_spec("uvloop") is None:
-        asyncio.run(main)
-        return
-    import uvloop  # noqa: PLC0415 - optional
-
-    uvloop.run(main)
 
 
 if __name__ == "__main__":

@@ -11,12 +11,10 @@ transport. Everything is measured in turns; figures are medians. Only their rati
 from __future__ import annotations
 
 import argparse
-import asyncio
-import importlib.util
 import json
 import statistics
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import httpx
@@ -24,6 +22,7 @@ import httpx2
 import httpx_sse
 from openai._streaming import SSEDecoder
 
+from benchmarks._running import run
 from resilient_llm import AttemptTimeout, Deadline, Policy, Retry
 from resilient_llm.httpx2 import ResilientTransport
 from resilient_llm.providers import OPENAI, StreamReader
@@ -161,16 +160,6 @@ async def main(rounds: int) -> None:
             f"{name:<20}{value:>8.2f} us an event{value / figures['openai_decoder']:>8.2f} x the SDK's decoder"
         )
     print(json.dumps({f"{name}_us": round(value, 3) for name, value in figures.items()}))
-
-
-def run(main: Coroutine[Any, Any, None]) -> None:
-    """Run on uvloop where it is installed."""
-    if importlib.util.find_spec("uvloop") is None:
-        asyncio.run(main)
-        return
-    import uvloop  # noqa: PLC0415 - optional
-
-    uvloop.run(main)
 
 
 if __name__ == "__main__":
