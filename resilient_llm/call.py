@@ -17,13 +17,15 @@ import anyio
 
 from resilient_llm.errors import AttemptError, DeadlineExceededError, RejectedError
 from resilient_llm.outcome import CANCELLED, DEADLINE_EXCEEDED, Outcome, Scope, Verdict
+from resilient_llm.target import Target
 
 if TYPE_CHECKING:
     from resilient_llm._loop import EventLoop
+    from resilient_llm.core.retry_budget import RetryBudget
     from resilient_llm.message import JSONObject, Reply, Request
     from resilient_llm.telemetry import CallTelemetry
 
-__all__ = ["Call", "CallNext", "Clocks", "Finish", "Policy", "Profile", "Streaming", "Target", "outcome_of"]
+__all__ = ["Call", "CallNext", "Clocks", "Finish", "Policy", "Profile", "Route", "Streaming", "Target", "outcome_of"]
 
 logger = logging.getLogger("resilient_llm")
 
@@ -70,13 +72,28 @@ class Profile:
     """The header with which the provider recognises a repeated request, where it does."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """One deployment that can answer."""
+class Route(Protocol):
+    """Say where else a call may go after an attempt of it has failed; a `Router` makes it."""
 
-    name: str
-    address: str = ""
-    port: int | None = None
+    @property
+    def tries(self) -> int:
+        """Give the number of attempts made of the model it is at."""
+        ...
+
+    def elsewhere(self, call: Call) -> bool:
+        """Tell whether a target that answers for the same model is untried in this round, and usable now."""
+        ...
+
+    def again_in(self, call: Call, delay: float) -> float:
+        """Give the seconds, at least `delay`, until a target of the same model may be tried again.
+
+        Infinity when none may: trying it again is useless, or its circuit will not be closed by then.
+        """
+        ...
+
+    def next_model(self, call: Call) -> bool:
+        """Go on to the next model of the chain; `False`, and nothing, when there is none that may be tried."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +166,18 @@ class Call:
     """How long parts of an attempt may take."""
     streaming: Streaming = Streaming()
     """How a streamed reply is passed on; what holds for a call holds for its attempts."""
+    logical_model: str | None = None
+    """The model that is to be routed to, where a policy has chosen another than the request names."""
+    purpose: str | None = None
+    """What the call is made for (batch, realtime, canary ...), for credentials that are kept for it."""
+    route: Route | None = None
+    """Where its attempts have gone, and may still go; `None` without a `Router`."""
+    budget: RetryBudget | None = None
+    """What its retries and hedges draw on, where a policy that owns retries keeps one."""
+    cost: float = 0.0
+    """What its attempts have cost, in US dollars, as far as their prices are known."""
+    superseded: bool = False
+    """Of an attempt: whether its call goes on with the reply of another, so that its own end is not the call's."""
     committed: bool = False
     """Of an attempt: whether its reply was handed on, so that nothing of it is thrown away any more."""
     adopter: Call | None = None
@@ -198,8 +227,8 @@ class Call:
 
     @property
     def model(self) -> str | None:
-        """Give the model asked for."""
-        return self.profile.model
+        """Give the model asked for; of an attempt, what its target calls it."""
+        return self.target.model or self.profile.model
 
     @property
     def operation(self) -> str:
@@ -261,6 +290,8 @@ class Call:
             if self._pending:
                 await self.settle()
             raise
+        if self.superseded:
+            return reply
         self.adopter = self.parent
         self.committed = True
         if self.finished and self.parent is not None and self.outcome is not None:
@@ -296,6 +327,20 @@ class Call:
             self._undo(callbacks.pop(), outcome)
         if self.adopter is not None:
             self.adopter.finish(outcome)
+
+    def mark(self) -> int:
+        """Give a mark for `retract`: what is registered from now on comes after it."""
+        return len(self._callbacks)
+
+    async def retract(self, mark: int, outcome: Outcome) -> None:
+        """Undo what has been registered since `mark`, as if the call had ended with `outcome`, and go on.
+
+        For a policy that tries the rest of the pipeline again after a refusal in there.
+        """
+        while len(self._callbacks) > mark:
+            self._undo(self._callbacks.pop(), outcome)
+        if self._pending:
+            await self.settle()
 
     def hold(self) -> Callable[[], None]:
         """Keep this call, and the call it is an attempt of, from ending until the function given back is called.

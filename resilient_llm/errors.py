@@ -4,11 +4,15 @@ ResilientLLMError
 ├── ConfigurationError          a pipeline or option that cannot work, found when it is built (also a ValueError)
 ├── EventLoopError              used from a second event loop or after a fork (also a RuntimeError)
 ├── RejectedError               refused on this side without any I/O; carries `retry_after`
+│   ├── BudgetExceededError
 │   ├── BulkheadFullError
 │   ├── CircuitOpenError
 │   ├── ConcurrencyLimitError
+│   ├── ContextWindowError
 │   ├── CostExceedsCapacityError
+│   ├── NoTargetError
 │   ├── RateLimitedError
+│   ├── UnknownModelError
 │   └── UnknownTenantError
 ├── DeadlineExceededError       the call's total deadline passed (also a TimeoutError)
 └── AttemptError                the provider answered with a failure, or could not be reached
@@ -19,22 +23,28 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from resilient_llm.core.quota import LimitLevel
     from resilient_llm.message import Reply
     from resilient_llm.outcome import Outcome
 
 __all__ = [
     "AttemptError",
+    "BudgetExceededError",
     "BulkheadFullError",
     "CircuitOpenError",
     "ConcurrencyLimitError",
     "ConfigurationError",
+    "ContextWindowError",
     "CostExceedsCapacityError",
     "DeadlineExceededError",
     "EventLoopError",
+    "NoTargetError",
     "RateLimitedError",
     "RejectedError",
     "ResilientLLMError",
+    "UnknownModelError",
     "UnknownTenantError",
 ]
 
@@ -73,6 +83,13 @@ class RejectedError(ResilientLLMError):
         return 429 if self.callers_fault else 503
 
 
+class BudgetExceededError(RejectedError):
+    """A tenant has spent, or reserved, all that it may in a period; `retry_after` is when the next one begins."""
+
+    reason = "budget_exceeded"
+    callers_fault = True
+
+
 class BulkheadFullError(RejectedError):
     """A bulkhead had no free slot, and its queue was full or the wait in it too long."""
 
@@ -90,6 +107,18 @@ class ConcurrencyLimitError(RejectedError):
     """A target has as many calls in flight as it can take, and the queue was full or the wait in it too long."""
 
     reason = "concurrency_limit"
+
+
+class ContextWindowError(RejectedError):
+    """A prompt does not fit the context window of any model that the call may go to."""
+
+    reason = "context_length_exceeded"
+    callers_fault = True
+
+    @property
+    def status(self) -> int:
+        """Give the HTTP status that says this, the one providers give: 400."""
+        return 400
 
 
 class CostExceedsCapacityError(RejectedError):
@@ -110,6 +139,23 @@ class CostExceedsCapacityError(RejectedError):
     def status(self) -> int:
         """Give the HTTP status that says this: 413."""
         return 413
+
+
+class NoTargetError(RejectedError):
+    """No target can take the call now; `rejected` says why of each, as `target:why`."""
+
+    reason = "no_target"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rejected: Sequence[str] = (),
+        retry_after: float | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(message, retry_after=retry_after, name=name)
+        self.rejected = tuple(rejected)
 
 
 class RateLimitedError(RejectedError):
@@ -144,6 +190,18 @@ class RateLimitedError(RejectedError):
     def remaining(self) -> float:
         """Give what remains of the limit that refused; less than 0 in debt."""
         return self.level.remaining
+
+
+class UnknownModelError(RejectedError):
+    """A call asks for a model that no target is declared for."""
+
+    reason = "model_not_found"
+    callers_fault = True
+
+    @property
+    def status(self) -> int:
+        """Give the HTTP status that says this, the one providers give: 404."""
+        return 404
 
 
 class UnknownTenantError(RejectedError):

@@ -24,25 +24,38 @@ class Placement(IntEnum):
     ADMISSION = 1
     """Limits on whole calls; the same policies after a replaying one limit single attempts."""
     CACHE = 2
-    STREAM = 3
-    RETRY = 4
-    HEDGE = 5
-    ROUTER = 6
-    ATTEMPT_RATE = 7
-    ATTEMPT_CONCURRENCY = 8
-    BREAKER = 9
-    ATTEMPT_CLOCKS = 10
-    CHAOS = 11
+    TIERS = 3
+    CANARY = 4
+    CONTEXT = 5
+    STREAM = 6
+    RETRY = 7
+    HEDGE = 8
+    ROUTER = 9
+    ATTEMPT_RATE = 10
+    ATTEMPT_CONCURRENCY = 11
+    BREAKER = 12
+    ATTEMPT_CLOCKS = 13
+    CHAOS = 14
 
 
 _REPLAYING = {Placement.RETRY, Placement.HEDGE, Placement.ROUTER}
-_SINGLE = {Placement.DEADLINE, Placement.STREAM, Placement.RETRY, Placement.HEDGE, Placement.ROUTER}
+_SINGLE = {
+    Placement.DEADLINE,
+    Placement.CONTEXT,
+    Placement.STREAM,
+    Placement.RETRY,
+    Placement.HEDGE,
+    Placement.ROUTER,
+}
 _ASGI = {Placement.DEADLINE, Placement.ADMISSION}
 
 _WHY = {
     Placement.DEADLINE: "a deadline must cover every queue, attempt and backoff, so it stands outermost",
     Placement.ADMISSION: "a limit on calls stands outside what repeats them, or every retry would queue again",
     Placement.CACHE: "a cached answer must cost no attempt",
+    Placement.TIERS: "a tier is chosen once for a call, whatever is then tried",
+    Placement.CANARY: "a call stays with the canary or without it, however often it is tried",
+    Placement.CONTEXT: "a prompt is made to fit once the model is chosen, before anything is sent",
     Placement.STREAM: "a stream is resumed outside the retries that begin it",
     Placement.RETRY: "each retry must pass hedging, routing and the circuit anew",
     Placement.HEDGE: "each hedge must be routed anew",
@@ -69,15 +82,14 @@ def _placement(policy: object) -> Placement | None:
 
 
 def attempt_boundary(policies: Sequence[object]) -> int:
-    """Give the index of the first policy that acts on single attempts."""
-    boundary = len(policies)
+    """Give the index of the first policy that acts on single attempts: after what makes them, else the first such."""
     for index, policy in enumerate(policies):
         placement = _placement(policy)
-        if placement in _REPLAYING:
-            boundary = index + 1
-        elif placement is not None and placement > Placement.ROUTER and boundary == len(policies):
-            boundary = index
-    return boundary
+        if placement is Placement.RETRY:
+            return index + 1
+        if placement is not None and placement > Placement.RETRY:
+            return index
+    return len(policies)
 
 
 def check_order(policies: Sequence[object], door: Door) -> None:

@@ -83,10 +83,31 @@ class Outcome:
         return self.verdict is Verdict.SUCCESS
 
     @property
+    def silent(self) -> bool:
+        """Tell whether the target gave no answer in its time: asking it the same again would only take as long."""
+        return self.error_type in SILENCE_TYPES
+
+    @property
+    def context_exceeded(self) -> bool:
+        """Tell whether the request is longer than the model's context window."""
+        return self.error_type == CONTEXT_LENGTH_EXCEEDED
+
+    @property
+    def fails_over(self) -> bool:
+        """Tell whether another target may succeed where this one did not."""
+        if self.scope in (Scope.REQUEST, Scope.LOCAL):
+            return False
+        return self.verdict in (Verdict.FAILURE, Verdict.THROTTLED, Verdict.FATAL)
+
+    @property
     def timed_out(self) -> bool:
         """Tell whether a clock ended it."""
         return self.error_type in TIMEOUT_TYPES
 
+
+CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+
+SILENCE_TYPES = frozenset({"first_content_timeout", "headers_timeout", "read_timeout", "timeout"})
 
 TIMEOUT_TYPES = frozenset(
     {

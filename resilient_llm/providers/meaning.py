@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from resilient_llm.outcome import Scope, Verdict
+from resilient_llm.outcome import CONTEXT_LENGTH_EXCEEDED, Scope, Verdict
 
 __all__ = [
     "CONTENT_FILTER",
@@ -39,7 +39,7 @@ FAULT = Meaning(Verdict.FAILURE, Scope.TARGET, retryable=True)
 OVERLOADED = Meaning(Verdict.FAILURE, Scope.UPSTREAM, retryable=True)
 THROTTLED = Meaning(Verdict.THROTTLED, Scope.TARGET, retryable=True)
 CREDENTIAL = Meaning(Verdict.FATAL, Scope.CREDENTIAL)
-CONTEXT_LENGTH = Meaning(Verdict.FATAL, Scope.TARGET, error_type="context_length_exceeded")
+CONTEXT_LENGTH = Meaning(Verdict.FATAL, Scope.TARGET, error_type=CONTEXT_LENGTH_EXCEEDED)
 CONTENT_FILTER = Meaning(Verdict.FATAL, Scope.REQUEST, error_type="content_filter")
 REFUSED = Meaning(Verdict.FATAL, Scope.REQUEST)
 
