@@ -110,17 +110,18 @@ class LoopBound:
     a forked child, use from another loop raises `EventLoopError`.
     """
 
-    __slots__ = ("_loop", "_name", "_reset", "_running")
+    __slots__ = ("_name", "_reset", "_running", "loop")
 
     def __init__(self, name: str, reset: Callable[[], None]) -> None:
         self._name = name
         self._reset = reset
-        self._loop: EventLoop | None = None
+        self.loop: EventLoop | None = None
+        """The event loop it belongs to, once it has been used."""
         self._running: object = None
 
     def bind_alive(self) -> None:
         """Make sure that this state belongs to a loop that runs; `EventLoopError` when there is none."""
-        if self._loop is None or not self._loop.is_alive():
+        if self.loop is None or not self.loop.is_alive():
             try:
                 self.bind()
             except RuntimeError as error:
@@ -132,7 +133,7 @@ class LoopBound:
 
         Nothing is done where there is none: no state has been used yet.
         """
-        loop = self._loop
+        loop = self.loop
         if loop is None:
             return
         try:
@@ -146,11 +147,11 @@ class LoopBound:
 
     def time(self) -> float:
         """Give the time of the loop this state belongs to."""
-        return self.bind().time() if self._loop is None else self._loop.time()
+        return self.bind().time() if self.loop is None else self.loop.time()
 
     def bind(self, known: EventLoop | None = None) -> EventLoop:
         """Give the loop this state belongs to; it is the running one, which the caller may know already."""
-        loop = self._loop
+        loop = self.loop
         if loop is not None:
             if loop is known:
                 return loop
@@ -168,5 +169,5 @@ class LoopBound:
                 raise EventLoopError(msg)
             self._reset()
         self._running = EventLoop.running()
-        self._loop = loop = EventLoop.current()
+        self.loop = loop = EventLoop.current()
         return loop

@@ -75,6 +75,11 @@ class AttemptClock:
         return self._until
 
     @property
+    def expects_content(self) -> bool:
+        """Tell whether there is a time by which content must come."""
+        return self._running == "first_content" and self._until < math.inf
+
+    @property
     def limit(self) -> float:
         """Say when the reply must have been read, whatever it is; infinity where no clock is for all of it."""
         return self._until if self._running == "whole_reply" else math.inf

@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import get_ident
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 import anyio
 
-from resilient_llm.errors import AttemptError, DeadlineExceededError, RejectedError
+from resilient_llm.errors import AttemptError, ConfigurationError, DeadlineExceededError, RejectedError
 from resilient_llm.outcome import CANCELLED, DEADLINE_EXCEEDED, Outcome, Scope, Verdict
 from resilient_llm.target import Target
 
@@ -25,7 +25,19 @@ if TYPE_CHECKING:
     from resilient_llm.message import JSONObject, Reply, Request
     from resilient_llm.telemetry import CallTelemetry
 
-__all__ = ["Call", "CallNext", "Clocks", "Finish", "Policy", "Profile", "Route", "Streaming", "Target", "outcome_of"]
+__all__ = [
+    "Again",
+    "Call",
+    "CallNext",
+    "Clocks",
+    "Finish",
+    "Policy",
+    "Profile",
+    "Route",
+    "Streaming",
+    "Target",
+    "outcome_of",
+]
 
 logger = logging.getLogger("resilient_llm")
 
@@ -45,16 +57,19 @@ class Policy(Protocol):
     `call_next(call)`. A failed attempt comes back as an `AttemptError`, a success as a `Reply`.
     """
 
-    async def __call__(self, call: Call, call_next: CallNext) -> Reply:
-        """Await `call_next(call)`, or raise a `RejectedError`."""
+    def __call__(self, call: Call, call_next: CallNext) -> Awaitable[Reply]:
+        """Await `call_next(call)`, or raise a `RejectedError`.
+
+        Usually an `async def`; one that has nothing to await, nor to do afterwards, may return `call_next(call)`.
+        """
         ...
 
 
 class EarlyChecked(Protocol):
     """Say beforehand whether an attempt would be let through."""
 
-    def lets_through_in(self, call: Call, delay: float) -> bool:
-        """Tell whether the call would be let through `delay` seconds from now, as things stand."""
+    def reopens_in(self, call: Call) -> float:
+        """Give the seconds until the call would be let through, as things stand; 0 is now."""
         ...
 
 
@@ -70,6 +85,15 @@ class Profile:
     """Whether carrying it out twice does no harm beyond its price."""
     idempotency_header: bytes | None = None
     """The header with which the provider recognises a repeated request, where it does."""
+    resumable: bool = False
+    """Whether the rest of its answer could be asked for: one text, in an API where the model's words may come last."""
+
+
+class Again(NamedTuple):
+    """Say in how many seconds something may be tried again, and over how many more those who wait should spread."""
+
+    wait: float
+    spread: float = 0.0
 
 
 class Route(Protocol):
@@ -84,11 +108,15 @@ class Route(Protocol):
         """Tell whether a target that answers for the same model is untried in this round, and usable now."""
         ...
 
-    def again_in(self, call: Call, delay: float) -> float:
+    def again_in(self, call: Call, delay: float) -> Again:
         """Give the seconds, at least `delay`, until a target of the same model may be tried again.
 
         Infinity when none may: trying it again is useless, or its circuit will not be closed by then.
         """
+        ...
+
+    def begin_round(self) -> None:
+        """Let every target have another turn: the call has waited."""
         ...
 
     def next_model(self, call: Call) -> bool:
@@ -102,13 +130,21 @@ class Clocks:
 
     `headers` until the reply begins, `first_content` until the model's first content is there (both from
     when the request is sent), `content_gap` between two pieces of content while somebody waits for one.
-    `whole_reply` stands for all of them where no stream is asked for.
+    `whole_reply` stands for all of them where no stream is asked for. Raises `ConfigurationError` for a limit that
+    is none.
     """
 
     headers: float = math.inf
     first_content: float = math.inf
     content_gap: float = math.inf
     whole_reply: float = math.inf
+
+    def __post_init__(self) -> None:
+        for name in ("headers", "first_content", "content_gap", "whole_reply"):
+            limit = getattr(self, name)
+            number = isinstance(limit, int | float) and not isinstance(limit, bool)
+            if not number or not limit > 0:  # NaN is not, either
+                raise ConfigurationError(f"{name}={limit!r}: allowed are seconds above 0, and infinity")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +164,21 @@ class Streaming:
     include_usage: bool = False
     resume: CallNext | None = None
     prefill: JSONObject | None = None
+    declared: bool = False
+    """Whether only targets that say so of themselves may go on with it."""
+
+
+_STREAMING = Streaming()
+
+
+class Mark(NamedTuple):
+    """Hold how a call stood at some moment."""
+
+    callbacks: int
+    request: Request
+    target: Target
+    profile: Profile | None
+    holds: tuple[object, ...]
 
 
 class Call:
@@ -136,64 +187,61 @@ class Call:
     `deadline` is on `anyio.current_time()`'s clock. An attempt's `number` counts from 1; a call's is 0.
     """
 
-    # Defaults live on the class: most calls never set most of these, and calls are made for every request.
-    parent: Call | None = None
-    number: int = 0
-    reason: str = "initial"
-    """Why an attempt is made: initial, retry, hedge or fallback."""
-    outcome: Outcome | None = None
-    first_content: float | None = None
-    """Seconds from `started` to the first content of the reply, once it came."""
-    first_chunk: float | None = None
-    """When the first bytes of the reply's body came, on `anyio.current_time()`'s clock."""
-    attempts: int = 0
-    retries: int = 0
-    exhausted: bool = False
-    """Whether a policy that owns retries gave up on the last failure."""
-    hedges: int = 0
-    fallbacks: int = 0
-    retry_delay: float = 0.0
-    wait_time: float = 0.0
-    tokens: float | None = None
-    """Estimated tokens, of the prompt and the answer, once a policy has asked."""
-    sent: bool | None = None
-    """Whether the request is on its way to the provider or was; `None` where the door does not say."""
-    work: object = None
-    """What the callable door runs, in place of a request."""
-    circuits: Sequence[EarlyChecked] = ()
-    """The circuits that an attempt of it will have to pass."""
-    clocks: Clocks | None = None
-    """How long parts of an attempt may take."""
-    streaming: Streaming = Streaming()
-    """How a streamed reply is passed on; what holds for a call holds for its attempts."""
-    logical_model: str | None = None
-    """The model that is to be routed to, where a policy has chosen another than the request names."""
-    purpose: str | None = None
-    """What the call is made for (batch, realtime, canary ...), for credentials that are kept for it."""
-    route: Route | None = None
-    """Where its attempts have gone, and may still go; `None` without a `Router`."""
-    budget: RetryBudget | None = None
-    """What its retries and hedges draw on, where a policy that owns retries keeps one."""
-    cost: float = 0.0
-    """What its attempts have cost, in US dollars, as far as their prices are known."""
-    superseded: bool = False
-    """Of an attempt: whether its call goes on with the reply of another, so that its own end is not the call's."""
-    committed: bool = False
-    """Of an attempt: whether its reply was handed on, so that nothing of it is thrown away any more."""
-    adopter: Call | None = None
-    holds: tuple[object, ...] = ()
-    """What it has taken that others may wait for, until it ends."""
-    enclosing: Call | None = None
-    """Of what runs code of the application's: what that itself runs inside of."""
-    _profile: Profile | None = None
-    _holds: int = 0
-    _deferred: Outcome | None = None
-    _pending: list[Awaitable[None]] | None = None
+    __slots__ = (
+        "__dict__",  # whatever the application's own policies note on a call
+        "__weakref__",
+        "_callbacks",
+        "_deferred",
+        "_holds",
+        "_open",
+        "_pending",
+        "_profile",
+        "_read",
+        "adopter",
+        "answer_id",
+        "attempts",
+        "broke",
+        "budget",
+        "circuits",
+        "clocks",
+        "committed",
+        "cost",
+        "deadline",
+        "enclosing",
+        "exhausted",
+        "fallbacks",
+        "first_chunk",
+        "first_content",
+        "hedges",
+        "holds",
+        "inbound",
+        "logical_model",
+        "loop",
+        "number",
+        "outcome",
+        "parent",
+        "priority",
+        "purpose",
+        "reason",
+        "request",
+        "retries",
+        "retry_delay",
+        "route",
+        "sent",
+        "started",
+        "streaming",
+        "superseded",
+        "target",
+        "telemetry",
+        "tenant",
+        "tokens",
+        "wait_time",
+        "work",
+    )
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - the callable door gives them by position
         self,
         request: Request,
-        *,
         read: Callable[[Request], Profile],
         target: Target,
         loop: EventLoop,
@@ -202,6 +250,7 @@ class Call:
         tenant: str | None = None,
         deadline: float = math.inf,
         priority: int = 0,
+        *,
         inbound: bool = False,
     ) -> None:
         self.request = request
@@ -215,8 +264,69 @@ class Call:
         self.telemetry = telemetry
         self.started = started
         self._read = read
+        self._profile: Profile | None = None
+        self.parent: Call | None = None
+        self.number = 0
+        self.reason = "initial"
+        """Why an attempt is made: initial, retry, hedge or fallback."""
+        self.tokens: float | None = None
+        """Estimated tokens, of the prompt and the answer, once a policy has asked."""
+        self.sent: bool | None = None
+        """Whether the request is on its way to the provider or was; `None` where the door does not say."""
+        self.work: object = None
+        """What the callable door runs, in place of a request."""
+        self.clocks: Clocks | None = None
+        """How long parts of an attempt may take."""
+        self.streaming = _STREAMING
+        """How a streamed reply is passed on; what holds for a call holds for its attempts."""
+        self._begin()
+
+    def _begin(self) -> None:
+        """Set what a call and each of its attempts have of their own."""
+        self.outcome: Outcome | None = None
+        self.first_content: float | None = None
+        """Seconds from `started` to the first content of the reply, once it came."""
+        self.answer_id: str | None = None
+        """What the provider calls the answer, where the reply says so."""
+        self.first_chunk: float | None = None
+        """When the first bytes of the reply's body came, on `anyio.current_time()`'s clock."""
+        self.attempts = 0
+        self.retries = 0
+        self.exhausted = False
+        """Whether a policy that owns retries gave up on the last failure."""
+        self.hedges = 0
+        self.fallbacks = 0
+        self.retry_delay = 0.0
+        self.wait_time = 0.0
+        self.circuits: Sequence[EarlyChecked] = ()
+        """The circuits that an attempt of it will have to pass."""
+        self.logical_model: str | None = None
+        """The model that is to be routed to, where a policy has chosen another than the request names."""
+        self.purpose: str | None = None
+        """What the call is made for (batch, realtime, canary ...), for credentials that are kept for it."""
+        self.route: Route | None = None
+        """Where its attempts have gone, and may still go; `None` without a `Router`."""
+        self.broke: Outcome | None = None
+        """How the stream broke that is being gone on with: a failure of this call, made before its next attempt."""
+        self.budget: RetryBudget | None = None
+        """What its retries and hedges draw on, where a policy that owns retries keeps one."""
+        self.cost = 0.0
+        """What its attempts have cost, in US dollars, as far as their prices are known."""
+        self.superseded = False
+        """Of an attempt: whether its call goes on with the reply of another, so that its own end is not the call's."""
+        self.committed = False
+        """Of an attempt: whether its reply was handed on, so that nothing of it is thrown away any more."""
+        self.adopter: Call | None = None
+        self.holds: tuple[object, ...] = ()
+        """What it has taken that others may wait for, until it ends."""
+        self.enclosing: Call | None = None
+        """Of what runs code of the application's: what that itself runs inside of."""
         self._callbacks: list[Finish] = []
-        self._open = [True]  # popped by whoever finishes: one list.pop is atomic, also against a finaliser
+        self._open = [True]
+        """Popped by whoever finishes: one `list.pop` is atomic, also against a finaliser."""
+        self._holds = 0
+        self._deferred: Outcome | None = None
+        self._pending: list[Awaitable[None]] | None = None
 
     @property
     def profile(self) -> Profile:
@@ -268,9 +378,18 @@ class Call:
         child.streaming = self.streaming
         child._read = self._read
         child._profile = self._profile
-        child._callbacks = []
-        child._open = [True]
+        child._begin()
+        child.purpose = self.purpose
         return child
+
+    def direct(self, target: Target, request: Request) -> None:
+        """Send this attempt to `target`, as `request`."""
+        profile = self.profile
+        model, provider = target.model or profile.model, target.provider or profile.provider
+        if model != profile.model or provider != profile.provider:
+            self._profile = replace(profile, model=model, provider=provider)
+        self.target = target
+        self.request = request
 
     def mark_sent(self) -> None:
         """Note that the request goes out now: from here on it may be carried out, and billed."""
@@ -322,23 +441,24 @@ class Call:
         except IndexError:
             return
         self.outcome = outcome
-        callbacks = self._callbacks
-        while callbacks:
-            self._undo(callbacks.pop(), outcome)
+        self._undo_all(self._callbacks, outcome)
         if self.adopter is not None:
+            if self.first_content is not None:
+                self.adopter.first_content = self.started + self.first_content - self.adopter.started
             self.adopter.finish(outcome)
 
-    def mark(self) -> int:
-        """Give a mark for `retract`: what is registered from now on comes after it."""
-        return len(self._callbacks)
+    def mark(self) -> Mark:
+        """Remember how it stands, for `retract`."""
+        return Mark(len(self._callbacks), self.request, self.target, self._profile, self.holds)
 
-    async def retract(self, mark: int, outcome: Outcome) -> None:
-        """Undo what has been registered since `mark`, as if the call had ended with `outcome`, and go on.
+    async def retract(self, mark: Mark) -> None:
+        """Undo what was registered since `mark`, as if the call had been cancelled, and go on from there.
 
         For a policy that tries the rest of the pipeline again after a refusal in there.
         """
-        while len(self._callbacks) > mark:
-            self._undo(self._callbacks.pop(), outcome)
+        while len(self._callbacks) > mark.callbacks:
+            self._undo(self._callbacks.pop(), CANCELLED)
+        _, self.request, self.target, self._profile, self.holds = mark
         if self._pending:
             await self.settle()
 
@@ -361,11 +481,17 @@ class Call:
         return release
 
     def _undo(self, callback: Finish, outcome: Outcome) -> None:
-        try:
-            pending = callback(outcome)
-        except Exception:
-            logger.exception("a callback of a finished call failed: %r", callback)
-        else:
+        self._undo_all([callback], outcome)
+
+    def _undo_all(self, callbacks: list[Finish], outcome: Outcome) -> None:
+        """Run callbacks, the last first, and keep what they leave to await; more may be added meanwhile."""
+        while callbacks:
+            callback = callbacks.pop()
+            try:
+                pending = callback(outcome)
+            except Exception:
+                logger.exception("a callback of a finished call failed: %r", callback)
+                continue
             if pending is not None:
                 if self._pending is None:
                     self._pending = []

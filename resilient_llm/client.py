@@ -6,12 +6,9 @@ and back, and says how it wants a synthesised response and a timeout to look.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 from urllib.parse import urlsplit
-
-import anyio
 
 from resilient_llm import context
 from resilient_llm.attempt_clock import AttemptClock
@@ -25,9 +22,10 @@ from resilient_llm.errors import (
     ResilientLLMError,
 )
 from resilient_llm.event_stream import EventStream
-from resilient_llm.message import Headers, Reply, Request
+from resilient_llm.message import Headers, Reply, Request, retry_after
 from resilient_llm.outcome import SUCCESS, Outcome
 from resilient_llm.pipeline import Pipeline
+from resilient_llm.policies._recording import RecordedStream
 from resilient_llm.providers import classify_exception, dialect_for, is_event_stream
 from resilient_llm.providers.stream_options import with_usage
 from resilient_llm.receiver import Receiver
@@ -69,7 +67,7 @@ class ClientDoor:
         telemetry: Telemetry | None = None,
     ) -> None:
         if on_rejection not in ("respond", "raise"):
-            msg = f"on_rejection must be 'respond' or 'raise', not {on_rejection!r}"
+            msg = f"on_rejection={on_rejection!r}: allowed are 'respond' and 'raise'"
             raise ConfigurationError(msg)
         self._transport = transport
         self._synthesise = synthesise
@@ -78,7 +76,7 @@ class ClientDoor:
         self._targets: dict[str, Target] = {}
         self.pipeline = Pipeline(policies, self._send, door="client", name=name, telemetry=telemetry)
         self._receiver = Receiver(
-            reads=bool(self.pipeline.policies), holds=self.pipeline.replays, errors=errors
+            reads=bool(self.pipeline.policies), holds=self.pipeline.holds, errors=errors
         )
 
     async def handle(self, request: Request) -> Reply:
@@ -97,12 +95,14 @@ class ClientDoor:
             target=self._target(request.url),
             loop=loop,
             telemetry=telemetry,
-            started=anyio.current_time(),
+            started=loop.time(),
             tenant=inherited.tenant,
             deadline=inherited.effective_deadline(),
             priority=inherited.priority,
         )
         call.sent = False
+        if inherited.purpose is not None:
+            call.purpose = inherited.purpose
         telemetry.start(call)
         telemetry.attach()
         try:
@@ -196,18 +196,14 @@ class ClientDoor:
             return self._synthesised(call, 504, str(error), "deadline_exceeded", None)
         return self._synthesised(call, error.status, str(error), error.reason, error.retry_after)
 
-    def _synthesised(
-        self, call: Call, status: int, message: str, code: str, retry_after: float | None
-    ) -> Reply:
+    def _synthesised(self, call: Call, status: int, message: str, code: str, wait: float | None) -> Reply:
         body = dialect_for(call.request).error_body(status, message, code=code)
         headers: Headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
             _NO_RETRY,
+            *retry_after(wait),
         ]
-        if retry_after is not None and math.isfinite(retry_after):
-            # RFC 9110: whole seconds; rounded up, and at least one, or callers would come back too early.
-            headers.append((b"retry-after", str(max(1, math.ceil(retry_after))).encode()))
         return self._synthesise(status, headers, body)
 
     def _target(self, url: str) -> Target:
@@ -221,13 +217,16 @@ class ClientDoor:
             host = parts.hostname or ""
             port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
             name = host if parts.port is None else f"{host}:{port}"
-            target = self._targets[origin] = Target(name=name, address=host, port=port)
+            target = self._targets[origin] = Target(name=name or "unknown", address=host, port=port)
         return target
 
 
 def _resumable(call: Call, reply: Reply) -> Reply:
-    if isinstance(reply.stream, EventStream) and reply.stream.resumes:
-        reply.stream = ContinuedStream(call, reply.stream)
+    holder: Reply | RecordedStream = reply
+    while isinstance(holder.stream, RecordedStream):  # what is kept of a reply is what its caller gets
+        holder = holder.stream
+    if isinstance(holder.stream, EventStream) and holder.stream.resumes:
+        holder.stream = ContinuedStream(call, holder.stream)
     return reply
 
 

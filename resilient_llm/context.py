@@ -32,6 +32,7 @@ class Ambient:
 
     tenant: str | None = None
     priority: int = 0
+    purpose: str | None = None
     deadline: float = math.inf
     """On `anyio.current_time()`'s clock."""
     owner: Call | None = None
@@ -62,16 +63,22 @@ def is_held_above(held: object) -> bool:
 
 @contextmanager
 def ambient(
-    *, tenant: str | None = None, timeout: float | None = None, priority: int | None = None
+    *,
+    tenant: str | None = None,
+    timeout: float | None = None,
+    priority: int | None = None,
+    purpose: str | None = None,
 ) -> Generator[Ambient]:
-    """Set tenant, deadline or priority for the calls made inside.
+    """Set tenant, deadline, priority or purpose for the calls made inside.
 
     What is not given is inherited; a `timeout` (seconds from now) can only shorten an inherited
-    deadline. Use it inside one task; tasks started inside inherit it. Raises `ConfigurationError` for a tenant
-    that is no string, a timeout that is no number of seconds, and a priority that is no whole number.
+    deadline. The `purpose` (batch, say) is what credentials may be kept for. Use it inside one task; tasks started
+    inside inherit it. Raises `ConfigurationError` for a tenant or a purpose that is no string, a timeout that is no
+    number of seconds, and a priority that is no whole number.
     """
-    if tenant is not None and not isinstance(tenant, str):
-        raise ConfigurationError(f"tenant={tenant!r}: allowed are strings, and None for the inherited one")
+    for name, value in (("tenant", tenant), ("purpose", purpose)):
+        if value is not None and not isinstance(value, str):
+            raise ConfigurationError(f"{name}={value!r}: allowed are strings, and None for the inherited one")
     if timeout is not None and not (_is_real(timeout) and 0 <= timeout <= math.inf):
         raise ConfigurationError(f"timeout={timeout!r}: allowed are seconds from 0, and None")
     if priority is not None and not (
@@ -90,6 +97,7 @@ def ambient(
         inherited,
         tenant=inherited.tenant if tenant is None else tenant,
         priority=inherited.priority if priority is None else priority,
+        purpose=inherited.purpose if purpose is None else purpose,
         deadline=deadline,
         owner=owner,
     )

@@ -28,15 +28,16 @@ __all__ = ["ContinuedStream"]
 class ContinuedStream:
     """Relay the stream of a call's attempt; when that breaks, go on once with the stream of another.
 
-    Only text can be gone on with: not the call of a tool, and not several alternatives. When it cannot be, or the
-    other attempt fails too, the caller is told why the first one broke. The call is finished with what both used.
+    Only text can be gone on with: not the call of a tool, not several alternatives, not an answer that has come to
+    its end. Nor is it after a refusal, which the same model would give again. When it cannot be, or the other
+    attempt fails too, the caller is told why the first one broke. The call is finished with what both used.
     """
 
     def __init__(self, call: Call, stream: EventStream) -> None:
         stream.attempt.adopter = None  # the call goes on when this attempt is over
         self._call = call
         self._stream = stream
-        self._continuation = continuation_for(call.request)
+        self._continuation = continuation_for(call.request, max_event_size=call.streaming.max_event_size)
         self._broke: Outcome | None = None  # why the first stream broke
         self._resumed = False
         self._resuming: anyio.CancelScope | None = None
@@ -54,9 +55,7 @@ class ContinuedStream:
                     continue
                 return await self._tell()
             except StopAsyncIteration:
-                data = (
-                    self._pass(b"\n\n") if self._resumed else b""
-                )  # for a last event without its blank line
+                data = self._pass(b"\n\n") if self._resumed else b""  # for `[DONE]` without its blank line
                 await self._end(self._stream.attempt.outcome or CANCELLED)
             except BaseException:
                 outcome = self._stream.attempt.outcome
@@ -94,8 +93,9 @@ class ContinuedStream:
         self._broke = broke
         call, text = self._call, self._stream.text
         streaming = call.streaming
-        if not text or self._continuation is None or streaming.resume is None:
+        if not (text and broke.retryable) or self._continuation is None or streaming.resume is None:
             return False
+        call.broke = broke  # for whoever decides whether and when there is another attempt
         call.request = self._continuation.request(call.request, text, streaming.prefill or {})
         try:
             with call.loop.scope(deadline=call.deadline) as self._resuming:

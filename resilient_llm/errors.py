@@ -10,8 +10,10 @@ ResilientLLMError
 │   ├── ConcurrencyLimitError
 │   ├── ContextWindowError
 │   ├── CostExceedsCapacityError
+│   ├── IdempotencyKeyError
 │   ├── NoTargetError
 │   ├── RateLimitedError
+│   ├── StoreUnavailableError
 │   ├── UnknownModelError
 │   └── UnknownTenantError
 ├── DeadlineExceededError       the call's total deadline passed (also a TimeoutError)
@@ -25,6 +27,7 @@ from typing import TYPE_CHECKING, ClassVar
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from resilient_llm.core.budget import BudgetLevel
     from resilient_llm.core.quota import LimitLevel
     from resilient_llm.message import Reply
     from resilient_llm.outcome import Outcome
@@ -40,10 +43,12 @@ __all__ = [
     "CostExceedsCapacityError",
     "DeadlineExceededError",
     "EventLoopError",
+    "IdempotencyKeyError",
     "NoTargetError",
     "RateLimitedError",
     "RejectedError",
     "ResilientLLMError",
+    "StoreUnavailableError",
     "UnknownModelError",
     "UnknownTenantError",
 ]
@@ -88,6 +93,8 @@ class BudgetExceededError(RejectedError):
 
     reason = "budget_exceeded"
     callers_fault = True
+    level: BudgetLevel | None = None
+    """The cap that is in the way; `None` where it is that no price is known."""
 
 
 class BulkheadFullError(RejectedError):
@@ -141,8 +148,34 @@ class CostExceedsCapacityError(RejectedError):
         return 413
 
 
+class IdempotencyKeyError(RejectedError):
+    """A caller's `Idempotency-Key` stands for another request, or with `in_flight` for one that takes too long."""
+
+    reason = "idempotency_key"
+    callers_fault = True
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        in_flight: bool = False,
+        retry_after: float | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(message, retry_after=retry_after, name=name)
+        self.in_flight = in_flight
+
+    @property
+    def status(self) -> int:
+        """Give the HTTP status that says this: 422, or 409 while the first request is in flight."""
+        return 409 if self.in_flight else 422
+
+
 class NoTargetError(RejectedError):
-    """No target can take the call now; `rejected` says why of each, as `target:why`."""
+    """No target can take the call now; `rejected` says why of each, as `target:why`.
+
+    With `unsuitable` none ever can: it asks for what they do not have.
+    """
 
     reason = "no_target"
 
@@ -151,11 +184,18 @@ class NoTargetError(RejectedError):
         message: str,
         *,
         rejected: Sequence[str] = (),
+        unsuitable: bool = False,
         retry_after: float | None = None,
         name: str | None = None,
     ) -> None:
         super().__init__(message, retry_after=retry_after, name=name)
         self.rejected = tuple(rejected)
+        self.unsuitable = unsuitable
+
+    @property
+    def status(self) -> int:
+        """Give the HTTP status that says this: 503, or 400 for a call that no target is made for."""
+        return 400 if self.unsuitable else 503
 
 
 class RateLimitedError(RejectedError):
@@ -190,6 +230,12 @@ class RateLimitedError(RejectedError):
     def remaining(self) -> float:
         """Give what remains of the limit that refused; less than 0 in debt."""
         return self.level.remaining
+
+
+class StoreUnavailableError(RejectedError):
+    """The store that processes share did not decide in time, or cannot; `retry_after` is when it is asked again."""
+
+    reason = "store_unavailable"
 
 
 class UnknownModelError(RejectedError):

@@ -23,7 +23,8 @@ class EventBuffer:
 
     With `whole_events` an error can be put after what was passed on; otherwise everything passes as it comes. Events of
     the kinds `skipped` are left out. `stop` is set where the stream fails by its own account: after the error it tells,
-    or with `stop_before_error` before it, or where it becomes `unreadable`, because an event is too large.
+    or with `stop_before_error` before it, or where it becomes `unreadable`: because an event is too large, or the
+    terminal marker stands where no answer was.
     """
 
     __slots__ = (
@@ -119,6 +120,10 @@ class EventBuffer:
             elif kind is EventKind.ERROR:
                 if self._whole_events and self.stop is None:
                     self.stop = event.start if self._stop_before_error else event.end
+            elif kind is EventKind.END and reader.failure is not None and self._whole_events:
+                if self.stop is None:  # the end of no answer: nobody is to take it for one
+                    self.stop = event.start
+                    self.unreadable = True
             elif kind in self._skipped:
                 start, end = event.start - self._gone, event.end - self._gone
                 del self._bytes[start:end]

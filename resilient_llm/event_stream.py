@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from resilient_llm.attempt_clock import AttemptClock
     from resilient_llm.call import Call
     from resilient_llm.message import Headers, Reply
-    from resilient_llm.providers import Dialect
+    from resilient_llm.providers import Dialect, Framing
     from resilient_llm.streams import LibraryErrors
 
 __all__ = ["EventStream"]
@@ -45,6 +45,8 @@ class EventStream:
     Where none could be put in, because the stream has a content encoding or nobody knows the dialect, bytes pass
     as they come and a failure is the library's own exception. Where the call's `streaming` can resume, a failure
     that could be told is an `AttemptError` instead.
+
+    A last event that lacks its blank line, without which an SDK leaves it out, gets it if the answer is whole by it.
 
     Takes the reply's stream, and its content-length, which would be wrong with an event more.
     """
@@ -63,7 +65,13 @@ class EventStream:
     )
 
     def __init__(
-        self, reply: Reply, attempt: Call, *, clock: AttemptClock | None, errors: LibraryErrors
+        self,
+        reply: Reply,
+        attempt: Call,
+        *,
+        clock: AttemptClock | None,
+        errors: LibraryErrors,
+        framing: Framing = "unknown",
     ) -> None:
         streaming = attempt.streaming
         self.attempt = attempt
@@ -78,8 +86,10 @@ class EventStream:
             headers=reply.headers,
             max_event_size=streaming.max_event_size,
             keep_text=streaming.resume is not None,
+            expected=framing == "events",
+            array=framing == "array",
         )
-        self._tells = self.dialect.marks_end and not self._reader.encoded
+        self._tells = self.dialect.marks_end and framing != "array" and not self._reader.encoded
         self.resumes = self._tells and streaming.resume is not None
         """Whether a failure is raised, for somebody to go on from."""
         self._buffer = EventBuffer(
@@ -178,8 +188,12 @@ class EventStream:
 
     @property
     def text(self) -> str | None:
-        """Give what the model has said, where failures are raised; `None` if that is not all it has made."""
-        return self._reader.answer.text
+        """Give what the model has said so far, where failures are raised.
+
+        `None` if that is not all it has made, or if it has said why it says no more.
+        """
+        answer = self._reader.answer
+        return None if answer.finish_reasons else answer.text
 
     def tell(self, outcome: Outcome) -> bytes:
         """Write the failure as the provider would."""
@@ -241,6 +255,8 @@ class EventStream:
             return self._fail(outcome, self._errors.broken("the stream ended before it was complete"))
         rest = self._buffer.rest()
         if rest:
+            if outcome.ok and self._tells and reader.saved_by_tail:
+                return rest + (b"\n" if rest.endswith(b"\n") else b"\n\n")
             return rest
         raise StopAsyncIteration
 
@@ -280,8 +296,9 @@ class EventStream:
     async def _end(self, outcome: Outcome) -> None:
         self._over = True
         attempt = self.attempt
-        if not attempt.finished:
+        if not (attempt.finished or attempt.superseded):
             answer = self._reader.answer
+            attempt.answer_id = answer.id
             attempt.telemetry.answered(id=answer.id, model=answer.model, finish_reasons=answer.finish_reasons)
         await attempt.end(outcome)
 

@@ -7,13 +7,9 @@ exceptions mean. Everything else is the pipeline's.
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
-
-import anyio
-import anyio.to_thread
 
 from resilient_llm import context
 from resilient_llm._loop import LoopBound
@@ -24,8 +20,10 @@ from resilient_llm.outcome import SUCCESS, Outcome, Verdict
 from resilient_llm.policies._options import at_least
 from resilient_llm.providers import BEDROCK, OPENAI, classify_exception
 from resilient_llm.streams import BufferedStream
+from resilient_llm.threads import Threads
 
 if TYPE_CHECKING:
+    from resilient_llm.call import Clocks
     from resilient_llm.pipeline import Pipeline
 
 __all__ = ["ClassifyError", "ClassifyResult", "FunctionDoor", "classify_error"]
@@ -97,28 +95,32 @@ class FunctionDoor:
         self._classify_result = classify_result
         self._max_threads = max_threads
         self._kinds: dict[object, _Kind] = {}
-        self._threads: anyio.CapacityLimiter | None = None
+        self._threads: Threads | None = None
         self._loop = LoopBound(f"the threads of pipeline {pipeline.name!r}", self._forget_threads)
 
-    async def run(self, function: Callable[..., object], bound: Callable[[], object]) -> object:
-        """Carry out `bound()` as one call; raises what the function raises."""
+    async def run(
+        self, function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]
+    ) -> object:
+        """Carry out `function(*args, **kwargs)` as one call; raises what the function raises."""
         kind = self._kind_of(function)
         inherited = context.current.get()
         telemetry = self._pipeline.telemetry.begin()
         loop = self._pipeline.loop()
-        call = Call(
+        call = Call(  # by position: a class called with names is given a dict of them, which costs half as much again
             kind.request,
-            read=self._read,
-            target=kind.target,
-            loop=loop,
-            telemetry=telemetry,
-            started=loop.time(),
-            tenant=inherited.tenant,
-            deadline=inherited.effective_deadline(),
-            priority=inherited.priority,
+            self._read,
+            kind.target,
+            loop,
+            telemetry,
+            loop.time(),
+            inherited.tenant,
+            inherited.effective_deadline(),
+            inherited.priority,
         )
-        call.work = _Work(bound, kind.threaded)
+        call.work = _Work(function, args, kwargs, kind.threaded)
         call.sent = False
+        if inherited.purpose is not None:
+            call.purpose = inherited.purpose
         telemetry.start(call)
         telemetry.attach()
         try:
@@ -154,12 +156,13 @@ class FunctionDoor:
     def _read(self, _request: Request) -> Profile:
         return self._profile
 
-    async def handle(self, attempt: Call) -> Reply:
-        """Make one attempt: the innermost step of the pipeline. Of its clocks the nearest one counts."""
-        clocks = attempt.clocks
+    def handle(self, attempt: Call) -> Awaitable[Reply]:
+        """Make one attempt: the innermost step of the pipeline."""
         attempt.mark_sent()
-        if clocks is None:
-            return await self._run(attempt)
+        return self._run(attempt) if attempt.clocks is None else self._run_in_time(attempt, attempt.clocks)
+
+    async def _run_in_time(self, attempt: Call, clocks: Clocks) -> Reply:
+        """Make one attempt; of its clocks the nearest one counts."""
         limit = min(clocks.headers, clocks.first_content, clocks.whole_reply)
         with attempt.loop.scope(deadline=attempt.loop.time() + limit):
             return await self._run(attempt)
@@ -175,11 +178,11 @@ class FunctionDoor:
         inside = context.enclosing.set(attempt)
         try:
             if work.threaded:
-                result = await self._run_on_thread(attempt, work.bound)
+                result = await self._run_on_thread(attempt, work.run)
                 if inspect.isawaitable(result):
                     result = await cast("Awaitable[object]", result)
             else:
-                result = await cast("Awaitable[object]", work.bound())
+                result = await cast("Awaitable[object]", work.run())
         except Exception as error:
             outcome = self._classify_error(error)
             if outcome is None:
@@ -194,65 +197,14 @@ class FunctionDoor:
         attempt.finish(outcome)
         return _reply(result)
 
-    async def _run_on_thread(self, attempt: Call, bound: Callable[[], object]) -> object:
+    async def _run_on_thread(self, attempt: Call, function: Callable[[], object]) -> object:
         self._loop.bind()
-        threads = self._threads
-        if threads is None:
-            threads = self._threads = anyio.CapacityLimiter(self._max_threads)
-        await threads.acquire_on_behalf_of(attempt)
-        job = _ThreadJob(bound, attempt, threads)
-        try:
-            result = await anyio.to_thread.run_sync(
-                job.run, abandon_on_cancel=True, limiter=anyio.CapacityLimiter(math.inf)
-            )
-        except anyio.get_cancelled_exc_class():
-            job.leave()
-            raise
-        except BaseException:
-            job.release()
-            raise
-        job.release()
-        return result
+        if self._threads is None:
+            self._threads = Threads(self._max_threads)
+        return await self._threads.run(attempt, function)
 
     def _forget_threads(self) -> None:
         self._threads = None
-
-
-class _ThreadJob:
-    """One synchronous function on a thread of ours, and what it holds until it ends.
-
-    A caller that is cancelled leaves at once; a thread cannot be stopped, so its permits stay with it.
-    """
-
-    __slots__ = ("_attempt", "_bound", "_held", "_release_call", "_threads", "_turn")
-
-    def __init__(self, bound: Callable[[], object], attempt: Call, threads: anyio.CapacityLimiter) -> None:
-        self._bound = bound
-        self._attempt = attempt
-        self._threads = threads
-        self._release_call = attempt.hold()
-        self._turn = [True]  # taken by the thread that begins or by the caller that leaves, whoever is first
-        self._held = [True]
-
-    def run(self) -> object:
-        """Run the function, in the thread."""
-        if not _take(self._turn):
-            return None
-        try:
-            return self._bound()
-        finally:
-            self._attempt.loop.post(self.release)
-
-    def leave(self) -> None:
-        """Leave a function that runs to itself; one that has not begun never will."""
-        if _take(self._turn):
-            self.release()
-
-    def release(self) -> None:
-        """Give back the thread and the call's permits, once."""
-        if _take(self._held):
-            self._threads.release_on_behalf_of(self._attempt)
-            self._release_call()
 
 
 class _Kind(NamedTuple):
@@ -263,20 +215,26 @@ class _Kind(NamedTuple):
     threaded: bool
 
 
-class _Work(NamedTuple):
+class _Work:
     """One call of a function: it with its arguments, and where it runs."""
 
-    bound: Callable[[], object]
-    threaded: bool
+    __slots__ = ("_args", "_function", "_kwargs", "threaded")
 
+    def __init__(
+        self,
+        function: Callable[..., object],
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
+        threaded: bool,  # noqa: FBT001 - made for every call, where naming it costs
+    ) -> None:
+        self._function = function
+        self._args = args
+        self._kwargs = kwargs
+        self.threaded = threaded
 
-def _take(token: list[bool]) -> bool:
-    """Take the one token there is; `list.pop` is atomic between threads."""
-    try:
-        token.pop()
-    except IndexError:
-        return False
-    return True
+    def run(self) -> object:
+        """Call the function; a retry does so again."""
+        return self._function(*self._args, **self._kwargs)
 
 
 def _look_at(function: Callable[..., object]) -> _Kind:
@@ -296,4 +254,4 @@ def _look_at(function: Callable[..., object]) -> _Kind:
 
 
 def _reply(result: object) -> Reply:
-    return Reply(200, [], _NO_BYTES, native=result, complete=True)
+    return Reply(200, [], _NO_BYTES, result, True)  # noqa: FBT003 - made for every call, where naming it costs

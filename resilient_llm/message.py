@@ -7,11 +7,12 @@ they ride along untouched as `native`. No parsing of bodies beyond JSON, and no 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Protocol, TypeAlias, cast
 
-__all__ = ["ByteStream", "Headers", "JSONObject", "Reply", "Request", "Transport", "header"]
+__all__ = ["ByteStream", "Headers", "JSONObject", "Reply", "Request", "Transport", "header", "retry_after"]
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 JSONObject: TypeAlias = Mapping[str, object]
@@ -35,6 +36,16 @@ def header(headers: Headers, name: bytes) -> bytes | None:
         if key == name or key.lower() == name:
             return value
     return None
+
+
+def retry_after(seconds: float | None) -> Headers:
+    """Make the header that says when to come back; none where that is not known, or never.
+
+    RFC 9110 knows whole seconds only: rounded up, and at least one, or callers would come back too early.
+    """
+    if seconds is None or not math.isfinite(seconds):
+        return []
+    return [(b"retry-after", str(max(1, math.ceil(seconds))).encode())]
 
 
 class Request:
@@ -126,9 +137,8 @@ class Reply:
         status: int,
         headers: Headers,
         stream: ByteStream,
-        *,
         native: object = None,
-        complete: bool = False,
+        complete: bool = False,  # noqa: FBT001, FBT002 - made for every call, where naming it costs
     ) -> None:
         self.status = status
         self.headers = headers

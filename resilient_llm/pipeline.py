@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial, wraps
-from typing import TYPE_CHECKING, Literal, ParamSpec, TypeVar, overload
+from functools import wraps
+from typing import TYPE_CHECKING, Literal, ParamSpec, TypeVar, get_args, overload
 
 from resilient_llm._loop import EventLoop, LoopBound
 from resilient_llm.call import Profile
@@ -19,12 +19,10 @@ from resilient_llm.errors import ConfigurationError, DeadlineExceededError
 from resilient_llm.function import ClassifyError, ClassifyResult, FunctionDoor, classify_error
 from resilient_llm.ordering import Door, Placement, attempt_boundary, check_order, policy_name
 from resilient_llm.policies import CircuitBreaker
-from resilient_llm.policies._options import label
+from resilient_llm.policies._options import instance_of, label
 from resilient_llm.telemetry import Telemetry
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from resilient_llm.call import Call, CallNext, Policy
     from resilient_llm.message import Reply
 
@@ -84,18 +82,18 @@ class Pipeline:
         classify_result: ClassifyResult | None = None,
         max_threads: int = 40,
     ) -> None:
-        if not isinstance(policies, Iterable):
-            msg = f"policies={policies!r}: allowed are lists of policies, outermost first"
-            raise ConfigurationError(msg)
+        self.policies = _policies(policies)
         label(name=name)
-        self.policies = tuple(policies)
+        if handler is not None and not callable(handler):
+            raise ConfigurationError(f"handler={handler!r}: allowed are functions of a call, and None")
+        if door not in get_args(Door):
+            allowed = ", ".join(map(repr, get_args(Door)))
+            raise ConfigurationError(f"door={door!r}: allowed are {allowed}")
+        instance_of(Telemetry, none=True, telemetry=telemetry)
+        instance_of(Profile, profile=profile)
         self.door: Door = door
         self.name = name
         self.telemetry = telemetry if telemetry is not None else Telemetry()
-        for policy in self.policies:
-            if not callable(policy) or isinstance(policy, type):
-                msg = f"a policy is a callable object (call, call_next), not {policy!r}; did you forget to create it?"
-                raise ConfigurationError(msg)
         check_order(self.policies, door)
         for policy in self.policies:
             check = getattr(policy, "check", None)
@@ -117,6 +115,10 @@ class Pipeline:
         )
         self.replays = any(getattr(policy, "placement", None) is Placement.RETRY for policy in self.policies)
         """Whether a policy in here owns the retries, so that nobody above should."""
+        self.holds = self.replays or any(
+            getattr(policy, "placement", None) is Placement.HEDGE for policy in self.policies
+        )
+        """Whether a stream is held back until it has content: until then another attempt may take its place."""
         self._functions = FunctionDoor(
             self,
             profile=profile,
@@ -131,7 +133,7 @@ class Pipeline:
         for policy in reversed(self.policies[self._boundary :]):
             chain = _step(policy, chain)
         if self.door != "asgi" and not self.replays:
-            chain = _step(_single_attempt, chain)
+            chain = _single_attempt(chain)
         for policy in reversed(self.policies[: self._boundary]):
             chain = _step(policy, chain)
         return chain
@@ -173,7 +175,7 @@ class Pipeline:
         Raises what the function raises, `RejectedError` and `DeadlineExceededError`; `TypeError` for a
         generator function.
         """
-        return self._functions.run(function, partial(function, *args, **kwargs))
+        return self._functions.run(function, args, kwargs)
 
     @overload
     def __call__(self, function: Callable[P, Awaitable[Result]], /) -> Callable[P, Awaitable[Result]]: ...
@@ -184,7 +186,7 @@ class Pipeline:
 
         @wraps(function)
         async def through_pipeline(*args: P.args, **kwargs: P.kwargs) -> object:
-            return await self._functions.run(function, partial(function, *args, **kwargs))
+            return await self._functions.run(function, args, kwargs)
 
         return through_pipeline
 
@@ -205,18 +207,39 @@ class Pipeline:
         )
 
 
-def _step(policy: Policy | Callable[[Call, CallNext], Awaitable[Reply]], call_next: CallNext) -> CallNext:
+def _policies(policies: object) -> tuple[Policy, ...]:
+    """Make a tuple of a list of policies; `ConfigurationError` for anything else, or if one of them is none."""
+    if isinstance(policies, str | bytes | Mapping) or not isinstance(policies, Iterable):
+        msg = f"policies={policies!r}: allowed are lists of policies, outermost first"
+        raise ConfigurationError(msg)
+    found = tuple(policies)
+    for index, policy in enumerate(found):
+        if not callable(policy) or isinstance(policy, type):
+            msg = (
+                f"policies[{index}]={policy!r}: allowed are callable objects (call, call_next); "
+                "did you forget to create it?"
+            )
+            raise ConfigurationError(msg)
+    return found
+
+
+def _step(policy: Policy, call_next: CallNext) -> CallNext:
     """Bind a policy to the rest of the chain, by position: it may call its parameters what it likes."""
+    enter = policy.__call__  # bound once: calling the object would look it up each time
 
     def step(call: Call) -> Awaitable[Reply]:
-        return policy(call, call_next)
+        return enter(call, call_next)
 
     return step
 
 
-def _single_attempt(call: Call, call_next: CallNext) -> Awaitable[Reply]:
+def _single_attempt(call_next: CallNext) -> CallNext:
     """Make the one attempt of a call that nobody retries."""
-    return call.attempt(reason="initial").run(call_next)
+
+    def attempt(call: Call) -> Awaitable[Reply]:
+        return call.attempt(reason="initial").run(call_next)
+
+    return attempt
 
 
 def _options(policy: object) -> Mapping[str, object]:

@@ -15,6 +15,7 @@ from resilient_llm.errors import AttemptError
 from resilient_llm.event_stream import EventStream
 from resilient_llm.outcome import SUCCESS, Outcome
 from resilient_llm.providers import (
+    MODEL_OPERATIONS,
     classify_exception,
     decode_body,
     dialect_for,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from resilient_llm.attempt_clock import AttemptClock
     from resilient_llm.call import Call
     from resilient_llm.message import Reply
+    from resilient_llm.providers import Framing
 
 __all__ = ["Receiver"]
 
@@ -40,6 +42,7 @@ _ANYTHING = "request"
 """The operation of requests nobody knows: an `error` in their reply may be what they asked for, of a job, say."""
 
 _NO_JSON = frozenset({_ANYTHING, "speech"})
+_STREAMED = {"events": True, None: False}
 _FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")
 _BOM = b"\xef\xbb\xbf"
 
@@ -66,24 +69,27 @@ class Receiver:
             return self._relay(reply, attempt, clock, ended)
         if reply.status >= 400:
             raise await self._read_error(reply, attempt)
-        if not 200 <= reply.status < 300 or reply.status in (204, 205) or attempt.request.method == "HEAD":
+        empty = reply.status in (204, 205) and not _is_of_model(attempt)
+        if not 200 <= reply.status < 300 or empty or attempt.request.method == "HEAD":
             return self._relay(reply, attempt, clock)
         return await self._receive_answer(reply, attempt, clock)
 
     async def _receive_answer(self, reply: Reply, attempt: Call, clock: AttemptClock | None) -> Reply:
         """Receive a 2xx by what it says it is, and by what it is where a stream was asked for."""
-        streams = is_event_stream(reply.headers)
+        streams, framing = is_event_stream(reply.headers), _framing(attempt)
         if clock is not None:
-            clock.replied(streams=streams)
+            clock.replied(streams=streams and framing is not None)
         if not streams and not reply.complete and attempt.profile.stream:
+            if framing == "array" and is_json(reply.headers):
+                return await self._stream(reply, attempt, clock, framing)
             beginning, _whole = await self._read(reply, 0)
             streams = beginning.removeprefix(_BOM).startswith(_FIELDS)
-        if streams and not reply.complete:
-            return await self._stream(reply, attempt, clock)
+        if streams and not reply.complete and framing is not None:
+            return await self._stream(reply, attempt, clock, "events" if framing == "events" else "unknown")
         if not streams and (attempt.request.method != "POST" or attempt.operation in _NO_JSON):
             return self._relay(reply, attempt, clock)  # a stored thing, say, that may well hold an error
         if streams or is_json(reply.headers) or _is_json_expected(reply):
-            return await self._read_body(reply, attempt, clock)
+            return await self._read_body(reply, attempt, clock, framing)
         return self._relay(reply, attempt, clock)
 
     def _relay(
@@ -97,15 +103,21 @@ class Receiver:
         )
         return reply
 
-    async def _stream(self, reply: Reply, attempt: Call, clock: AttemptClock | None) -> Reply:
-        stream = EventStream(reply, attempt, clock=clock, errors=self._errors)
+    async def _stream(
+        self, reply: Reply, attempt: Call, clock: AttemptClock | None, framing: Framing
+    ) -> Reply:
+        stream = EventStream(reply, attempt, clock=clock, errors=self._errors, framing=framing)
         # What may not be repeated, or cannot be understood, need not be held back: it would not be tried again.
-        repeats = self._holds and attempt.profile.repeat_safe and stream.dialect.marks_end
+        # Without a policy that would, whoever is above may, if it hears in time that there is no content.
+        waits = self._holds or (clock is not None and clock.expects_content)
+        repeats = waits and attempt.profile.repeat_safe and stream.dialect.marks_end
         if attempt.streaming.until_complete or repeats:
             await stream.hold(reply)
         return reply
 
-    async def _read_body(self, reply: Reply, attempt: Call, clock: AttemptClock | None) -> Reply:
+    async def _read_body(
+        self, reply: Reply, attempt: Call, clock: AttemptClock | None, framing: Framing | None
+    ) -> Reply:
         body, whole = await self._read(reply, _MAX_JSON_BODY)
         if not whole:  # too large to look at: the caller reads on
             return self._relay(reply, attempt, clock)
@@ -113,10 +125,16 @@ class Receiver:
             attempt.finish(SUCCESS)
             return reply
         outcome, answer = read_body(
-            dialect_for(attempt.request), reply.status, reply.headers, body, operation=attempt.operation
+            dialect_for(attempt.request),
+            reply.status,
+            reply.headers,
+            body,
+            operation=attempt.operation,
+            streamed=_STREAMED.get(framing),
         )
         if not outcome.ok:
             raise AttemptError(outcome, reply=reply)
+        attempt.answer_id = answer.id
         attempt.telemetry.answered(id=answer.id, model=answer.model, finish_reasons=answer.finish_reasons)
         attempt.finish(outcome)
         return reply
@@ -150,6 +168,24 @@ class Receiver:
             reply.stream = stream
             reply.buffered = stream.whole
         return body, stream.whole
+
+
+def _is_of_model(attempt: Call) -> bool:
+    """Tell whether a model is asked, for an answer whose shape is known."""
+    return (
+        attempt.operation in MODEL_OPERATIONS
+        and attempt.request.method == "POST"
+        and dialect_for(attempt.request).marks_end
+    )
+
+
+def _framing(attempt: Call) -> Framing | None:
+    """Say in what the stream is written that was asked for; `None` where none was."""
+    if not _is_of_model(attempt):
+        return "unknown"
+    if attempt.profile.stream:
+        return dialect_for(attempt.request).framing(attempt.request)
+    return None if attempt.request.json else "unknown"  # what is asked with a body that is not read here
 
 
 def _is_json_expected(reply: Reply) -> bool:

@@ -9,6 +9,7 @@ import asyncio
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import anyio
@@ -23,6 +24,15 @@ Taken = TypeVar("Taken")
 
 _CLOSING = 1.0
 """Seconds that closing a body may take; whoever waits for the permits behind it waits no longer."""
+
+
+_kept: dict[int, tuple[ByteStream, AsyncIterator[bytes]]] = {}
+"""Bodies that are being read, by the identity of what iterates over them.
+
+The generators of an HTTP library must not become garbage together with those of an SDK that was left in the middle:
+the collector ends all of them, in any order, in tasks of their own that get into each other's way. Kept here, they are
+closed from the outside in, by whoever closes the body or once nobody is left who could.
+"""
 
 
 class ReadTimedOutError(Exception):
@@ -56,7 +66,8 @@ class Source:
         if self._ended or self._closed:
             return None
         if self._iterator is None:
-            self._iterator = self._stream.__aiter__()
+            self._iterator = iterator = self._stream.__aiter__()
+            _kept[id(iterator)] = (self._stream, iterator)
         self._reading = True
         alarm = self._alarm
         try:
@@ -90,6 +101,7 @@ class Source:
                     return taken
         except StopAsyncIteration:
             self._ended = True
+            self._let_go()
             if self._alarm is not None:
                 self._alarm.turn_off()
             return None
@@ -105,6 +117,7 @@ class Source:
             self._scope.cancel()
         with self._loop.scope(shield=True, deadline=self._loop.time() + _CLOSING):
             await close(self._stream, self._iterator)
+        self._let_go()
 
     async def _give_up(self) -> None:
         if not self._closed:
@@ -112,6 +125,19 @@ class Source:
             if self._alarm is not None:
                 self._alarm.turn_off()
             await abandon(self._stream, self._iterator)
+            self._let_go()
+
+    def _let_go(self) -> None:
+        _kept.pop(id(self._iterator), None)
+
+    def __del__(self) -> None:
+        iterator = self._iterator
+        if iterator is not None and id(iterator) in _kept:
+            self._loop.post(partial(_forget, id(iterator)))
+
+
+def _forget(identity: int) -> None:
+    _kept.pop(identity, None)
 
 
 class _Alarm:

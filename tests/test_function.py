@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from typing import ClassVar, NoReturn
 
 import anyio
+import anyio.from_thread
 import anyio.to_thread
 import httpx
 import pytest
@@ -207,6 +208,85 @@ async def test_a_caller_cancelled_before_the_thread_begins_holds_nothing(anyio_b
         go_on.set()
     assert bulkhead.in_use() == 0
     assert never == []
+
+
+def _nested(pipeline: Pipeline, depth: int) -> int:
+    """Call itself through the pipeline, from the thread it is on."""
+    if not depth:
+        return 0
+
+    async def inner() -> int:
+        return await pipeline.run(_nested, pipeline, depth - 1)
+
+    return 1 + anyio.from_thread.run(inner)
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("max_threads", [1, 2])
+async def test_functions_that_call_each_other_do_not_wait_for_their_own_threads(
+    anyio_backend: str, max_threads: int
+) -> None:
+    pipeline = Pipeline(max_threads=max_threads)
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as group:
+            for _ in range(4):
+                group.start_soon(pipeline.run, _nested, pipeline, 3)
+        assert await pipeline.run(_nested, pipeline, 2) == 2
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
+async def test_one_at_a_time_runs_beside_the_function_that_waits_for_it(anyio_backend: str) -> None:
+    pipeline = Pipeline(max_threads=1)
+    running, most = [0], [0]
+    lock = threading.Lock()
+
+    def leaf() -> None:
+        with lock:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        time.sleep(0.002)
+        with lock:
+            running[0] -= 1
+
+    async def many() -> None:
+        async with anyio.create_task_group() as group:
+            for _ in range(10):
+                group.start_soon(pipeline.run, leaf)
+
+    def outer() -> None:
+        anyio.from_thread.run(many)
+
+    with anyio.fail_after(10):
+        await pipeline.run(outer)
+        assert most == [1]
+        await pipeline.run(leaf)
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
+async def test_a_nested_call_that_is_cancelled_leaves_its_thread_to_the_next(anyio_backend: str) -> None:
+    pipeline = Pipeline(max_threads=1)
+    go_on, begun = threading.Event(), threading.Event()
+
+    def stuck() -> None:
+        begun.set()
+        go_on.wait(5)
+
+    async def give_up() -> str:
+        async with anyio.create_task_group() as group:
+            group.start_soon(pipeline.run, stuck)
+            await anyio.to_thread.run_sync(begun.wait, 5)
+            group.start_soon(pipeline.run, stuck)  # waits for the one before
+            await anyio.sleep(0.01)
+            group.cancel_scope.cancel()
+        go_on.set()
+        return await pipeline.run(lambda: "next")
+
+    def outer() -> str:
+        return anyio.from_thread.run(give_up)
+
+    with anyio.fail_after(10):
+        assert await pipeline.run(outer) == "next"
+        assert await pipeline.run(lambda: "after") == "after"
 
 
 async def test_an_inherited_deadline_holds_without_a_policy() -> None:

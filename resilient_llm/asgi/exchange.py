@@ -6,6 +6,7 @@ refusal looks like are decided elsewhere.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import anyio
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["Exchange"]
 
 _BODY = frozenset({"http.response.body", "http.response.pathsend", "http.response.zerocopysend"})
-_BLANK_LINES = (b"\n\n", b"\r\n\r\n", b"\r\r")
+_BLANK_LINES = (b"\n\n", b"\n\r\n", b"\r\r")
+_MAX_HALF = 65_536  # bytes of an event that are kept back until it is whole
 _LAST_WORD = 1.0  # seconds in which a client must take the event that ends its stream
 
 
@@ -64,7 +66,10 @@ class Exchange:
         self._extra_headers = extra_headers
         self._running = False
         self._headers: Headers = []
-        self._tail: bytes | None = None  # the last bytes of an event stream; None for any other body
+        self._half: bytes | None = (
+            None  # of an event that is not whole yet; None for a body that gets no event
+        )
+        self._half_sent = False
 
     async def carry(self, pipeline: Pipeline) -> None:
         """Take the call through the pipeline until it is answered or the client leaves, and finish it.
@@ -116,6 +121,8 @@ class Exchange:
                 told = self._extra_headers(self._call, self._headers)
                 message = {**message, "headers": [*self._headers, *told]}
         last = kind in _BODY and not message.get("more_body", False)
+        if self._half is not None and kind == "http.response.body":
+            message = self._whole_events(message, self._half, last=last)
         if last:
             # From here on a disconnect only says that the response is over; it may come before `send` returns.
             self.complete = True
@@ -126,20 +133,18 @@ class Exchange:
             raise
         if last:
             await self._end()
-        elif kind in _BODY:
-            if self._tail is not None:
-                self._tail = (self._tail + message.get("body", b"")[-4:])[-4:]
-            if self.disconnected and self._send_raises():
-                raise OSError("the client has disconnected")
+        elif kind in _BODY and self.disconnected and self._send_raises():
+            raise OSError("the client has disconnected")
 
     async def end_stream(self, event: bytes) -> bool:
-        """End a response with one more event; tell whether that could be done.
+        """End a response with one more event, in place of one that is not whole; tell whether that could be done.
 
         It cannot when the body is anything but a plain event stream, or when the client does not take it.
         """
-        if self._tail is None or self.complete:
+        if self._half is None or self.complete:
             return False
-        cut_short = self._tail and not self._tail.endswith(_BLANK_LINES)
+        self._half = None
+        cut_short = self._half_sent
         with anyio.move_on_after(_LAST_WORD) as scope:
             await self.send({"type": "http.response.body", "body": b"\n\n" + event if cut_short else event})
         return not scope.cancelled_caught
@@ -185,7 +190,18 @@ class Exchange:
         if content_type.lower().startswith(b"text/event-stream") and not (
             header(self._headers, b"content-encoding") or header(self._headers, b"content-length")
         ):
-            self._tail = b""
+            # Only where a deadline may come between two parts of an event: all else passes as it comes.
+            self._half = b"" if self._call.deadline < math.inf else None
+
+    def _whole_events(self, message: Message, half: bytes, *, last: bool) -> Message:
+        """Keep an event back until it is whole: nothing could take the half of it back that was sent."""
+        body = half + message.get("body", b"")
+        end = max(body.rfind(line) + len(line) if line in body else 0 for line in _BLANK_LINES)
+        if last or len(body) - end > _MAX_HALF:
+            end = len(body)
+        self._half = body[end:]
+        self._half_sent = (self._half_sent or end > 0) and not body[:end].endswith(_BLANK_LINES)
+        return message if not half and end == len(body) else {**message, "body": body[:end]}
 
     async def _end(self) -> None:
         call = self._call

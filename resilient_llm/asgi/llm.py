@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 import httpx
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from resilient_llm.asgi.workers import warn_of_workers
 from resilient_llm.errors import ConfigurationError
 from resilient_llm.httpx import ResilientTransport
 
@@ -61,12 +62,14 @@ class LLMMiddleware:
         if library not in ("httpx", "httpx2"):
             msg = f"library={library!r}: allowed are 'httpx' and 'httpx2'"
             raise ConfigurationError(msg)
+        if client is not None and not callable(client):
+            raise ConfigurationError(f"client={client!r}: allowed are functions of the transport, and None")
         self.app = app
         self._state_name = state_name
         self._client: object = None
         self._make = client
         self._transport: Resilient
-        if library == "httpx" if transport is None else isinstance(transport, httpx.AsyncBaseTransport):
+        if library == "httpx" if transport is None else not _is_of_httpx2(transport):
             self._transport = ResilientTransport(
                 cast("httpx.AsyncBaseTransport | None", transport),
                 policies=policies,
@@ -91,6 +94,7 @@ class LLMMiddleware:
             scope.setdefault("state", {})[self._state_name] = self._ready()
             await self.app(scope, receive, send)
         elif scope["type"] == "lifespan":
+            warn_of_workers(self._transport.pipeline.policies)
             await self.app(scope, receive, self._closing(send))
         else:
             await self.app(scope, receive, send)
@@ -110,6 +114,11 @@ class LLMMiddleware:
             await send(message)
 
         return after_shutdown
+
+
+def _is_of_httpx2(transport: object) -> bool:
+    """Tell whether a transport is one of httpx2, which may not be installed; what is neither's is httpx's to refuse."""
+    return any(base.__module__.partition(".")[0] == "httpx2" for base in type(transport).__mro__)
 
 
 def _async_client(transport: Resilient) -> object:

@@ -19,6 +19,7 @@ from resilient_llm.asgi.exchange import Exchange
 from resilient_llm.asgi.rate_limit_headers import rate_limit_headers
 from resilient_llm.asgi.responses import FORMATS, ErrorFormat, Refusal, error_event, error_response
 from resilient_llm.asgi.tenant import Known, TenantOf, Tenants
+from resilient_llm.asgi.workers import warn_of_workers
 from resilient_llm.call import Call, Profile, Target
 from resilient_llm.context import ambient, current
 from resilient_llm.errors import ConfigurationError, DeadlineExceededError, RejectedError
@@ -85,8 +86,9 @@ class ResilienceMiddleware:
         self.app = app
         self.pipeline = Pipeline(policies, self._run, door="asgi", name=name, telemetry=telemetry)
         self._tenants = Tenants(tenant, known=known_tenants, default=default_tenant, timeout=tenant_timeout)
-        self._cancel = bool(policies) if cancel_on_disconnect is None else cancel_on_disconnect
-        self._bare = not policies and not self._cancel
+        has_policies = bool(self.pipeline.policies)
+        self._cancel = has_policies if cancel_on_disconnect is None else cancel_on_disconnect
+        self._bare = not has_policies and not self._cancel
         self._max_buffered_body = max_buffered_body
         self._drain = Drain(drain_timeout)
         self._error_format = error_format
@@ -98,6 +100,7 @@ class ResilienceMiddleware:
         if scope["type"] == "http" and not _is_preflight(scope):
             await self._answer(scope, receive, send)
         elif scope["type"] == "lifespan" and not self._bare:
+            warn_of_workers(self.pipeline.policies)
             try:
                 await self.app(scope, self._drain.watch(receive), send)
             finally:

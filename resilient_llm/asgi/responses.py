@@ -7,7 +7,6 @@ names, keys or content. Whether anything can still be sent is the exchange's to 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -17,6 +16,7 @@ from starlette.types import Message, Scope
 
 from resilient_llm.core.sse import encode
 from resilient_llm.errors import DeadlineExceededError, RejectedError
+from resilient_llm.message import retry_after
 from resilient_llm.providers import ANTHROPIC, OPENAI
 
 __all__ = ["FORMATS", "ErrorFormat", "Refusal", "error_event", "error_response"]
@@ -73,9 +73,8 @@ def error_response(error: Refusal, scope: Scope, error_format: ErrorFormat) -> t
         (b"content-length", str(len(body)).encode()),
         (b"x-should-retry", b"false"),
     ]
-    retry_after = error.retry_after if isinstance(error, RejectedError) else None
-    if retry_after is not None and math.isfinite(retry_after):
-        headers.append((b"retry-after", str(max(1, math.ceil(retry_after))).encode()))
+    if isinstance(error, RejectedError):
+        headers += retry_after(error.retry_after)
     if status == HTTPStatus.UNAUTHORIZED:
         headers.append((b"www-authenticate", b"Bearer"))  # RFC 9110 wants one with every 401
     return (

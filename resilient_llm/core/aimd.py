@@ -21,15 +21,18 @@ _CONFIDENCE = 1.5  # standard errors
 _SHORTEST = 1e-6
 
 
-class Sent(NamedTuple):
+class Sent:
     """What to remember of an attempt until it ends.
 
     `in_flight` counts the attempts out when it was sent, itself included; `generation` is the limit's then.
     """
 
-    at: float
-    in_flight: int
-    generation: int
+    __slots__ = ("at", "generation", "in_flight")
+
+    def __init__(self, at: float, in_flight: int, generation: int) -> None:
+        self.at = at
+        self.in_flight = in_flight
+        self.generation = generation
 
 
 class LimitAlgorithm(Protocol):
@@ -72,12 +75,12 @@ class AIMDLimit:
     __slots__ = (
         "_ceiling",
         "_decrease_ratio",
-        "_generation",
         "_holding",
         "_knee",
         "_limit",
         "_max",
         "_min",
+        "generation",
     )
 
     def __init__(
@@ -109,7 +112,8 @@ class AIMDLimit:
         self._knee = None if min_gain_ratio is None else _Knee(min_gain_ratio)
         self._limit = float(initial)
         self._ceiling = 0.0
-        self._generation = 0
+        self.generation = 0
+        """How many decreases there were."""
         self._holding = False  # after the knee was passed, until it is known what the decrease has brought
 
     @property
@@ -117,25 +121,21 @@ class AIMDLimit:
         """Give the limit as it is now."""
         return int(self._limit)
 
-    @property
-    def generation(self) -> int:
-        """Count the decreases so far."""
-        return self._generation
-
     def on_sample(self, now: float, sent: Sent, *, dropped: bool) -> int:
         """Take in an attempt that ended at `now` and return the limit; see `LimitAlgorithm`."""
-        if sent.generation != self._generation:
-            return self.limit
+        limit = self._limit
+        if sent.generation != self.generation:
+            return int(limit)
         if dropped:
-            self._ceiling = self._limit
+            self._ceiling = limit
             self._decrease(self._decrease_ratio)
-        elif 2 * sent.in_flight >= self.limit:
+        elif 2 * sent.in_flight >= int(limit):
             if not self._holding:
                 step = _PROBE_STEP if _PROBE_FROM * self._ceiling <= self._limit <= self._ceiling else 1.0
                 self._limit = min(float(self._max), self._limit + step / self._limit)
             if self._knee is not None:
                 self._look_for_the_knee(self._knee, sent.in_flight, now - sent.at)
-        return self.limit
+        return int(self._limit)
 
     def _look_for_the_knee(self, knee: _Knee, in_flight: int, duration: float) -> None:
         passed = knee.on_success(in_flight, duration, self._limit)
@@ -147,7 +147,7 @@ class AIMDLimit:
 
     def _decrease(self, ratio: float) -> None:
         self._limit = max(float(self._min), self._limit * ratio)
-        self._generation += 1
+        self.generation += 1
         if self._knee is not None:
             self._knee.restart()
 

@@ -6,9 +6,10 @@ Arithmetic on numbers handed in. Whether there is a retry at all, and the sleepi
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from random import Random
-from typing import Literal
+from typing import Literal, TypeGuard
 
 __all__ = ["Backoff", "floor_with_jitter"]
 
@@ -33,11 +34,11 @@ class Backoff:
 
     def __post_init__(self) -> None:
         """Refuse options that cannot work."""
-        if not 0 < self.initial < math.inf:
+        if not _is_finite(self.initial) or self.initial <= 0:
             raise ValueError(f"initial={self.initial!r}: allowed are finite seconds above 0")
-        if not 1 <= self.multiplier < math.inf:
+        if not _is_finite(self.multiplier) or self.multiplier < 1:
             raise ValueError(f"multiplier={self.multiplier!r}: allowed are finite numbers from 1")
-        if not self.initial <= self.maximum < math.inf:
+        if not _is_finite(self.maximum) or self.maximum < self.initial:
             raise ValueError(
                 f"maximum={self.maximum!r}: allowed are finite seconds from initial={self.initial!r}"
             )
@@ -73,3 +74,10 @@ def floor_with_jitter(hint: float, random: Random, spread: float = 0.1) -> float
     if not 0 <= spread < math.inf:
         raise ValueError(f"spread={spread!r}: allowed are finite ratios from 0")
     return hint * random.uniform(1.0, 1.0 + spread)
+
+
+def _is_finite(value: object) -> TypeGuard[float]:
+    """Tell whether a value is a number that floats reach."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return -sys.float_info.max <= value <= sys.float_info.max

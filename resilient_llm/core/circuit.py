@@ -8,9 +8,11 @@ emits the transitions queued here.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from random import Random
+from types import MappingProxyType
 from typing import cast
 
 from resilient_llm.core.circuit_options import CircuitOptions
@@ -49,6 +51,10 @@ _ISOLATED = CircuitState.ISOLATED
 _SUCCESS = Result.SUCCESS
 _FAILURE = Result.FAILURE
 _THROTTLED = Result.THROTTLED
+
+# There is a circuit for every key: what most of them have in common is made once.
+_NEVER = -math.inf
+_NO_PROBES: Mapping[int, float] = MappingProxyType({})
 
 
 @dataclass(slots=True, eq=False)
@@ -107,11 +113,11 @@ class Circuit:
         self.generation = 0
         """Counts the changes of everything a snapshot holds; so it names an outstanding probe, too."""
         self.transitions: list[Transition] = []
-        self._now = -math.inf
-        self._not_before = -math.inf  # closed: what failures asked for; else no probe starts before it
+        self._now = _NEVER
+        self._not_before = _NEVER  # closed: what failures asked for; else no probe starts before it
         self._next_break = options.break_duration
         self._successes = 0
-        self._probes: dict[int, float] = {}  # generation of admission -> end of its lease
+        self._probes = _NO_PROBES  # generation of admission -> end of its lease; replaced, never changed
         self._failures_in_a_row = 0
         size = options.sampling_calls
         duration = cast("float", options.sampling_duration)  # one of the two is set
@@ -138,7 +144,7 @@ class Circuit:
         if self.state is _OPEN:
             self._move(_HALF_OPEN, "break_elapsed", now)
         self.generation += 1
-        self._probes[self.generation] = now + self._options.probe_timeout
+        self._probes = {**self._probes, self.generation: now + self._options.probe_timeout}
         return Admission(self.generation, is_probe=True)
 
     def record(
@@ -237,8 +243,11 @@ class Circuit:
         retry_after: float | None,
     ) -> None:
         now = self._advance(now)
-        if self._probes.pop(admission.generation, None) is None:
+        if admission.generation not in self._probes:
             return
+        self._probes = {
+            probe: lease for probe, lease in self._probes.items() if probe != admission.generation
+        }
         self.generation += 1
         slow = time_to_first_token is not None and self._is_slow(time_to_first_token)
         if result is _FAILURE or (result is _SUCCESS and slow):
@@ -305,7 +314,7 @@ class Circuit:
         self._move(_OPEN, reason, at)
 
     def _reset(self, at: float, reason: Reason) -> None:
-        self._not_before = -math.inf
+        self._not_before = _NEVER
         self._next_break = self._options.break_duration
         self._move(_CLOSED, reason, at)
 
@@ -317,6 +326,6 @@ class Circuit:
         self.reason = reason
         self.generation += 1
         self._successes = 0
-        self._probes = {}
+        self._probes = _NO_PROBES
         self._failures_in_a_row = 0
         self._window.clear()

@@ -6,12 +6,16 @@ who waits for them, must not enter here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
 
 from resilient_llm.core.token_bucket import Mark, TokenBucket
 
-__all__ = ["LimitLevel", "Quota", "Reservation"]
+__all__ = ["Delay", "LimitLevel", "Quota", "Reservation"]
+
+_NO_MARKS: Mapping[int, Mark] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +38,13 @@ class LimitLevel:
     def name(self) -> str:
         """Give its name, for people: requests of tenant, tokens of account ..."""
         return f"{self.dimension} of {self.scope}"
+
+
+class Delay(NamedTuple):
+    """How many seconds a call has to wait, and for which of its charges longest."""
+
+    seconds: float
+    charge: int
 
 
 class Quota:
@@ -59,23 +70,22 @@ class Reservation:
     lends bounds it, and `oversized` says so.
     """
 
-    __slots__ = ("_marked", "_quotas", "charges", "marks", "own", "taken_at")
+    __slots__ = ("_marked", "charges", "marks", "own", "quotas", "taken_at")
 
     def __init__(
         self,
         charges: Sequence[tuple[TokenBucket, float]],
-        *,
         own: int = 0,
         quotas: Sequence[Quota] = (),
-        marked: bool = False,
+        marked: Sequence[int] = (),
     ) -> None:
         self.charges = charges
         self.own = own
         self.taken_at = 0.0
-        self.marks: Sequence[Mark] = ()
-        """For each charge, what had been spent of its bucket by then; only if it is `marked`."""
+        self.marks: Mapping[int, Mark] = _NO_MARKS
+        """For each of the charges that are `marked`, by its index, what had been spent of its bucket by then."""
         self._marked = marked
-        self._quotas = quotas
+        self.quotas = quotas
 
     def oversized(self, *, borrow: bool = False) -> int | None:
         """Find a charge that its bucket never has enough for, nor lends with `borrow`; `None` when there is none."""
@@ -84,9 +94,28 @@ class Reservation:
                 return index
         return None
 
+    @property
+    def shared(self) -> Sequence[tuple[TokenBucket, float]]:
+        """Give the charges to buckets that other tenants draw on, too."""
+        return self.charges[self.own :]
+
+    @property
+    def amounts(self) -> list[float]:
+        """Give what it takes of each bucket."""
+        return [amount for _, amount in self.charges]
+
     def wait(self, now: float) -> float:
         """Say how many seconds it takes until every bucket has enough."""
         return max((bucket.wait(amount, now) for bucket, amount in self.charges), default=0.0)
+
+    def delay(self, now: float, ahead: Sequence[float] = ()) -> Delay:
+        """Say which bucket takes longest to have enough, once `ahead` has been taken of each by others."""
+        longest = Delay(0.0, 0)
+        for index, (bucket, amount) in enumerate(self.charges):
+            seconds = bucket.wait(amount, now, ahead[index] if ahead else 0.0)
+            if seconds > longest.seconds:
+                longest = Delay(seconds, index)
+        return longest
 
     def take_at_once(self, now: float) -> bool:
         """Take everything if it is there and there is nothing to wait for, else nothing; never into debt."""
@@ -106,12 +135,12 @@ class Reservation:
 
     def hold(self) -> None:
         """Keep the quotas from being forgotten while it is waited for, until `release`."""
-        for quota in self._quotas:
+        for quota in self.quotas:
             quota.outstanding += 1
 
     def release(self) -> None:
         """Undo `hold`."""
-        for quota in self._quotas:
+        for quota in self.quotas:
             quota.outstanding -= 1
 
     def cancel(self, now: float) -> None:
@@ -137,4 +166,5 @@ class Reservation:
         self.hold()
         self.taken_at = now
         if self._marked:
-            self.marks = [bucket.mark(amount, now) for bucket, amount in self.charges]
+            charges = self.charges
+            self.marks = {index: charges[index][0].mark(charges[index][1], now) for index in self._marked}

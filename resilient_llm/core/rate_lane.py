@@ -6,84 +6,21 @@ What there is of a bucket, and which lane goes first, must not enter here.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from heapq import heapify, heappop, heappush, heapreplace
+from heapq import heappop, heappush, heapreplace
 from itertools import count
 from math import inf
 from typing import Generic, TypeVar
 
+from resilient_llm.core.alarms import Alarms
+from resilient_llm.core.rate_accounts import Account
 from resilient_llm.core.token_bucket import TokenBucket
 from resilient_llm.core.waiting_room import WaitingRoom
 
-__all__ = ["Account", "Alarms", "Lane", "Line"]
+__all__ = ["Lane", "Line"]
 
 Tenant = TypeVar("Tenant", bound=Hashable)
-Sleeper = TypeVar("Sleeper", bound=Hashable)
 
 _MIN_STALE = 16
-
-
-class Account:
-    """Add up what one tenant was served where lanes compete, as cost over weight, and how many calls wait."""
-
-    __slots__ = ("calls", "turn", "weight")
-
-    def __init__(self, turn: float, weight: float) -> None:
-        self.turn = turn
-        self.weight = weight
-        self.calls = 0
-
-
-class Alarms(Generic[Sleeper]):
-    """Keep who sleeps until when."""
-
-    __slots__ = ("_heap", "_serial", "_until")
-
-    def __init__(self) -> None:
-        self._until: dict[Sleeper, float] = {}
-        # Entries may be out of date; those that count are what `_until` says.
-        self._heap: list[tuple[float, int, Sleeper]] = []
-        self._serial = count()
-
-    def set(self, sleeper: Sleeper, until: float) -> None:
-        """Let it sleep until then."""
-        self._until[sleeper] = until
-        heappush(self._heap, (until, next(self._serial), sleeper))
-        if len(self._heap) > 2 * len(self._until) + _MIN_STALE:
-            self._heap = [(at, next(self._serial), each) for each, at in self._until.items()]
-            heapify(self._heap)
-
-    def wake(self, sleeper: Sleeper) -> bool:
-        """Wake it; `False` when it does not sleep."""
-        return self._until.pop(sleeper, None) is not None
-
-    def due(self, now: float) -> list[Sleeper]:
-        """Wake those whose time has come, and return them."""
-        woken: list[Sleeper] = []
-        while self.next_at() <= now:
-            sleeper = heappop(self._heap)[2]
-            del self._until[sleeper]
-            woken.append(sleeper)
-        return woken
-
-    def next_at(self) -> float:
-        """Say when the next one's time comes."""
-        while self._heap:
-            at, _, sleeper = self._heap[0]
-            if self._until.get(sleeper) == at:
-                return at
-            heappop(self._heap)
-        return inf
-
-    def clear(self) -> None:
-        """Forget everybody."""
-        self._until.clear()
-        self._heap.clear()
-
-    def __contains__(self, sleeper: Sleeper) -> bool:
-        return sleeper in self._until
-
-    def __len__(self) -> int:
-        return len(self._until)
 
 
 class Line(Generic[Tenant]):
@@ -103,6 +40,26 @@ class Line(Generic[Tenant]):
         self.amounts: list[float] = []
         self.lowest_priority = 0
         self.in_line = False
+
+    def count_in(self, amounts: Sequence[float], priority: int) -> None:
+        """Count one call more that waits, for so much of each of its buckets."""
+        if not self.calls:
+            self.amounts = [0.0] * len(amounts)
+            self.lowest_priority = priority
+        self.calls += 1
+        self.lowest_priority = min(self.lowest_priority, priority)
+        for index, amount in enumerate(amounts):
+            self.amounts[index] += amount
+
+    def ahead_of(self, priority: int) -> Sequence[float]:
+        """Give what is waited for, of each bucket, by those whom a call of that priority cannot overtake."""
+        return self.amounts if self.calls and priority <= self.lowest_priority else ()
+
+    def count_out(self, amounts: Sequence[float]) -> None:
+        """Count one call less."""
+        self.calls -= 1
+        for index, amount in enumerate(amounts):
+            self.amounts[index] -= amount
 
     @property
     def key(self) -> float:

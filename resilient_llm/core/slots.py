@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from enum import Enum
 from math import inf
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from resilient_llm.core.ticket import Ticket, TicketState
 from resilient_llm.core.waiting_room import WaitingRoom
@@ -27,6 +27,8 @@ class AcquireResult(Enum):
 
 
 _GRANTED = AcquireResult.GRANTED
+_NOBODY: dict[Any, int] = {}
+"""What tenants hold in a pool without `max_per_tenant`, where that is not kept; shared, for pools there are many."""
 
 
 class Slots(Generic[Tenant]):
@@ -38,37 +40,30 @@ class Slots(Generic[Tenant]):
     pool's own from then on.
 
     `release`, `cancel` and `resize` return the tickets whose wait they ended. Each must be woken; its `state`
-    says whether it holds a permit (`GRANTED`) or met its deadline in the queue (`EXPIRED`).
+    says whether it holds a permit (`GRANTED`) or met its deadline in the queue (`EXPIRED`). Where the room
+    `displaces`, wake after `acquire` whom its `take_displaced` returns.
 
     `limit` may be 0, which grants nobody. Raises `ValueError` for an option out of range.
     """
 
-    __slots__ = ("_held", "_in_use", "_limit", "_max_per_tenant", "_room")
+    __slots__ = ("_held", "_max_per_tenant", "_room", "in_use", "limit")
 
     def __init__(self, limit: int, room: WaitingRoom[Tenant], *, max_per_tenant: int | None = None) -> None:
         _check("limit", limit, 0)
         if max_per_tenant is not None:
             _check("max_per_tenant", max_per_tenant, 1)
-        self._limit = limit
+        self.limit = limit
+        """How many permits may be out; `resize` changes it."""
         self._room = room
         self._max_per_tenant = max_per_tenant
-        self._in_use = 0
-        self._held: dict[Tenant, int] = {}  # kept only with max_per_tenant
-
-    @property
-    def limit(self) -> int:
-        """Tell how many permits may be out."""
-        return self._limit
-
-    @property
-    def in_use(self) -> int:
-        """Tell how many permits are out; more than `limit` only while a shrunk pool drains."""
-        return self._in_use
+        self.in_use = 0
+        """How many permits are out; more than `limit` only while a shrunk pool drains."""
+        self._held: dict[Tenant, int] = _NOBODY if max_per_tenant is None else {}
 
     @property
     def available(self) -> int:
         """Tell how many more permits could be out."""
-        return max(0, self._limit - self._in_use)
+        return max(0, self.limit - self.in_use)
 
     @property
     def room(self) -> WaitingRoom[Tenant]:
@@ -77,14 +72,14 @@ class Slots(Generic[Tenant]):
 
     def try_acquire(self, tenant: Tenant) -> bool:
         """Take a permit if one is free for this tenant now."""
-        if self._in_use >= self._limit:
+        if self.in_use >= self.limit:
             return False
         if self._max_per_tenant is not None:
             held = self._held.get(tenant, 0)
             if held >= self._max_per_tenant:
                 return False
             self._held[tenant] = held + 1
-        self._in_use += 1
+        self.in_use += 1
         return True
 
     def acquire(
@@ -113,7 +108,7 @@ class Slots(Generic[Tenant]):
 
         Raises `RuntimeError` when no permit is out, or none that is counted for this tenant.
         """
-        if not self._in_use:
+        if not self.in_use:
             raise RuntimeError("release() without a permit: none is in use")
         if self._max_per_tenant is not None:
             held = self._held.get(tenant, 0)
@@ -125,7 +120,7 @@ class Slots(Generic[Tenant]):
                 self._held[tenant] = held - 1
             if held <= self._max_per_tenant:
                 self._room.resume(tenant)
-        self._in_use -= 1
+        self.in_use -= 1
         return self._hand_over(now) if self._room else ()
 
     def cancel(self, ticket: Ticket[Tenant], now: float) -> Sequence[Ticket[Tenant]]:
@@ -162,11 +157,11 @@ class Slots(Generic[Tenant]):
                     self._room.resume(tenant)
                 else:
                     self._room.suspend(tenant)
-        self._limit = limit
+        self.limit = limit
         return self._hand_over(now)
 
     def _take(self, tenant: Tenant) -> None:
-        self._in_use += 1
+        self.in_use += 1
         if self._max_per_tenant is not None:
             self._held[tenant] = self._held.get(tenant, 0) + 1
 
@@ -177,7 +172,7 @@ class Slots(Generic[Tenant]):
     def _hand_over(self, now: float) -> Sequence[Ticket[Tenant]]:
         room = self._room
         woken: list[Ticket[Tenant]] = []
-        while self._in_use < self._limit and room.head(now) is not None:
+        while self.in_use < self.limit and room.head(now) is not None:
             ticket = room.pop()
             self._take(ticket.tenant)
             self._suspend_at_cap(ticket.tenant)

@@ -38,6 +38,8 @@ class Event(NamedTuple):
     """The offset after the block's blank line, as far as it had been read: see `SSEParser.boundary`."""
     complete: bool = True
     """Whether the blank line came; without it the event may have been cut."""
+    valid: bool = True
+    """Whether the data was UTF-8; what was not is replaced in it."""
 
 
 class EventTooLargeError(ValueError):
@@ -200,9 +202,11 @@ class SSEParser:
     def _make_event(self, data: bytes | bytearray, end: int, *, complete: bool = True) -> Event:
         # Bytes are decoded only here: no character straddles a line end, whatever the reads were.
         event = self._event.decode("utf-8", "replace") if self._event else "message"
-        return Event(
-            event, data.decode("utf-8", "replace"), self._id, self._retry, self.boundary, end, complete
-        )
+        try:
+            text, valid = data.decode(), True
+        except UnicodeDecodeError:
+            text, valid = data.decode("utf-8", "replace"), False
+        return Event(event, text, self._id, self._retry, self.boundary, end, complete, valid)
 
     def _fail(self, events: Sequence[Event]) -> NoReturn:
         self._finished = self._too_large = True

@@ -21,6 +21,8 @@ class TicketState(Enum):
     GRANTED = "granted"
     CANCELLED = "cancelled"
     EXPIRED = "expired"
+    DISPLACED = "displaced"
+    """Its place went to a tenant that had fewer than its share of them."""
 
 
 class Ticket(Generic[Tenant]):

@@ -16,6 +16,8 @@ _FORGIVEN = 1e-6
 
 _MINUTE = 60.0
 
+_NEVER = -inf  # made once: there are buckets for every key
+
 _INSTANT = 0.1
 """Seconds in which what is taken counts as taken at once: nobody knows in which order it reaches the provider."""
 
@@ -31,6 +33,16 @@ class Mark:
         """`None` while it is the latest: nothing has been spent since."""
 
 
+class _Spending:
+    """What was taken of a bucket since its first mark, less what was given back, and its latest mark."""
+
+    __slots__ = ("mark", "total")
+
+    def __init__(self, mark: Mark) -> None:
+        self.mark = mark
+        self.total = 0.0
+
+
 class TokenBucket:
     """Hold up to `capacity`, refilled by `rate` a second; full at first.
 
@@ -43,19 +55,22 @@ class TokenBucket:
     Source: the token bucket of Turner, "New directions in communications" (IEEE Communications 24, 1986).
     """
 
-    __slots__ = ("_level", "_mark", "_paused_until", "_updated", "capacity", "rate", "spent")
+    __slots__ = ("_level", "_paused_until", "_spending", "_updated", "capacity", "rate")
 
     def __init__(self, capacity: float, rate: float, now: float) -> None:
         if not (0 < capacity < inf and 0 < rate < inf):
             raise ValueError(f"capacity={capacity!r}, rate={rate!r}: allowed are finite numbers above 0")
         self.capacity = capacity
         self.rate = rate
-        self.spent = 0.0
-        """All that was ever taken, less what was given back."""
         self._level = capacity
         self._updated = now
-        self._paused_until = -inf
-        self._mark: Mark | None = None
+        self._paused_until = _NEVER
+        self._spending: _Spending | None = None  # for those that are marked: there are buckets for every key
+
+    @property
+    def spent(self) -> float:
+        """Say what was taken since the first mark, less what was given back; 0 where there is none."""
+        return 0.0 if self._spending is None else self._spending.total
 
     @property
     def lends(self) -> float:
@@ -87,26 +102,29 @@ class TokenBucket:
         at_once = level >= amount and self._paused_until <= now
         if not at_once and (amount > self.capacity or self.wait(amount, now)):
             return False
-        self._level = level - amount
-        self._updated = max(self._updated, now)
-        self.spent += amount
+        self._set(level - amount, now)
+        if self._spending is not None:
+            self._spending.total += amount
         return True
 
     def take(self, amount: float, now: float) -> None:
         """Take `amount`, into debt if need be: that it is there is the caller's to see to."""
         self._set(self.level(now) - amount, now)
-        self.spent += amount
+        if self._spending is not None:
+            self._spending.total += amount
 
     def give_back(self, amount: float, now: float) -> None:
         """Put back what was taken and not used; what exceeds the capacity is lost."""
         self._set(min(self.capacity, self.level(now) + amount), now)
-        self.spent -= amount
+        if self._spending is not None:
+            self._spending.total -= amount
 
     def charge(self, amount: float, now: float) -> None:
         """Take what was used beyond what was taken for it; never further into debt than one capacity."""
         level = self.level(now)
         self._set(max(level - amount, min(level, -self.capacity)), now)
-        self.spent += amount
+        if self._spending is not None:
+            self._spending.total += amount
 
     def lower(self, level: float, now: float) -> None:
         """Bring the level down to `level`, by at most as much as `charge` could; a higher one changes nothing."""
@@ -120,12 +138,13 @@ class TokenBucket:
 
     def mark(self, amount: float, now: float) -> Mark:
         """Remember, right after `amount` was taken, what has been spent by the end of this instant."""
-        mark = self._mark
-        if mark is None or now > mark.until:
-            if mark is not None:
-                mark.spent = self.spent - amount
-            mark = self._mark = Mark(now + _INSTANT)
-        return mark
+        spending = self._spending
+        if spending is None:
+            spending = self._spending = _Spending(Mark(now + _INSTANT))
+        elif now > spending.mark.until:
+            spending.mark.spent = spending.total - amount
+            spending.mark = Mark(now + _INSTANT)
+        return spending.mark
 
     def spent_since(self, mark: Mark) -> float:
         """Say how much was taken since a mark, less what was given back."""
@@ -137,7 +156,8 @@ class TokenBucket:
 
     def _set(self, level: float, now: float) -> None:
         self._level = level
-        self._updated = max(self._updated, now)
+        if now > self._updated:  # noqa: PLR1730 - max() would cost as much as the rest of taking something
+            self._updated = now
 
     def __repr__(self) -> str:
         return f"<TokenBucket {self._level:g}/{self.capacity:g} +{self.rate:g}/s>"

@@ -11,8 +11,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from heapq import heapify, heappop, heappush, heapreplace
 from math import inf, isfinite
-from typing import Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
+from resilient_llm.core.places import is_within_share, who_makes_way
 from resilient_llm.core.ticket import Ticket, TicketState
 
 __all__ = ["Ticket", "TicketState", "WaitingRoom"]
@@ -47,6 +48,12 @@ class _Queue(Generic[Tenant]):
         self.size = 0
         self.in_line = False
         self.suspended = False
+
+
+# Rooms in which nobody waits are kept for every key: they share these, which are never written to.
+_NO_QUEUES: dict[Any, _Queue[Any]] = {}
+_NOBODY_AWAY: OrderedDict[Any, float] = OrderedDict()
+_NO_LINE: list[tuple[float, int, _Queue[Any]]] = []
 
 
 class WaitingRoom(Generic[Tenant]):
@@ -84,9 +91,11 @@ class WaitingRoom(Generic[Tenant]):
     At most `max(max_queued, 64)` tenants with nothing waiting are remembered because they owe something, and as
     many for their credit, those who left last; none once nobody waits.
 
-    `max_queued` bounds all tickets, `max_queued_per_tenant` those of one tenant; without the latter one
-    tenant can fill the room and the others are refused. `weights` (1 where it says nothing) is read when a
-    tenant comes in. Times are monotonic seconds. Raises `ValueError` for an option out of range.
+    `max_queued` bounds all tickets, `max_queued_per_tenant` those of one tenant. When the room is full everybody is
+    turned away; with `displaces` a ticket that is within its tenant's share of the places (in proportion to `weights`,
+    of those who wait) takes the place of the last one of the tenant that exceeds its own most, as `places` says:
+    nobody within their share is displaced, nor who is first of a tenant. `weights` (1 where it says nothing) is
+    read when a tenant comes in. Times are monotonic seconds. Raises `ValueError` for an option out of range.
     """
 
     __slots__ = (
@@ -94,6 +103,8 @@ class WaitingRoom(Generic[Tenant]):
         "_ageing",
         "_away",
         "_credit",
+        "_displaced",
+        "_displaces",
         "_expired",
         "_head",
         "_idle",
@@ -101,12 +112,13 @@ class WaitingRoom(Generic[Tenant]):
         "_line_weight",
         "_max_idle",
         "_max_queued",
-        "_max_queued_per_tenant",
         "_queues",
         "_round",
         "_serial",
         "_size",
+        "_waiting_weight",
         "_weights",
+        "max_queued_per_tenant",
     )
 
     def __init__(
@@ -117,6 +129,7 @@ class WaitingRoom(Generic[Tenant]):
         weights: Callable[[Tenant], float] | Mapping[Tenant, float] | None = None,
         ageing: float = 10.0,
         credit: int = 0,
+        displaces: bool = False,
     ) -> None:
         if max_queued < 0:
             raise ValueError(f"max_queued={max_queued!r}: allowed are integers from 0")
@@ -134,23 +147,27 @@ class WaitingRoom(Generic[Tenant]):
             for tenant, weight in weights.items():
                 _check_weight(tenant, weight)
         self._max_queued = max_queued
-        self._max_queued_per_tenant = max_queued if max_queued_per_tenant is None else max_queued_per_tenant
+        self.max_queued_per_tenant = max_queued if max_queued_per_tenant is None else max_queued_per_tenant
+        """How many tickets of one tenant wait at most."""
         self._max_idle = max(max_queued, _MIN_REMEMBERED)
         self._weights = weights
         self._ageing = ageing
         self._credit = credit
+        self._displaces = displaces
         self._size = 0  # tickets
         self._idle = 0  # queues in line with nothing waiting: their debt is not paid yet
-        self._queues: dict[Tenant, _Queue[Tenant]] = {}
-        self._away: OrderedDict[Tenant, float] = OrderedDict()  # turns of those who owe nothing, as they left
+        self._queues: dict[Tenant, _Queue[Tenant]] = _NO_QUEUES
+        self._away: OrderedDict[Tenant, float] = _NOBODY_AWAY  # turns of those who owe nothing, as they left
         # One entry per queue that competes or is in debt: (turn, serial, queue).
-        self._line: list[tuple[float, int, _Queue[Tenant]]] = []
+        self._line: list[tuple[float, int, _Queue[Tenant]]] = _NO_LINE
         self._line_weight = 0.0
+        self._waiting_weight = 0.0  # of those who have tickets, suspended ones included
         self._serial = 0
         self._round = 0.0
         self._advance = 0.0  # what the round moves on by when the next ticket is chosen
         self._head: _Entry[Tenant] | None = None
-        self._expired: list[Ticket[Tenant]] = []
+        self._expired: list[Ticket[Tenant]] | None = None
+        self._displaced: list[Ticket[Tenant]] | None = None
 
     def push(
         self,
@@ -163,22 +180,31 @@ class WaitingRoom(Generic[Tenant]):
     ) -> Ticket[Tenant] | None:
         """Queue a call and return its ticket, or None when the room or the tenant's share of it is full.
 
-        `cost` is in the unit that shares are counted in (estimated tokens, or 1 per call); `deadline` is a
-        time, not a duration. Raises `ValueError` for a cost or a weight that is not a finite number above 0.
+        See to whoever made way for it: they are left for `take_displaced`. `cost` is in the unit that shares are
+        counted in (estimated tokens, or 1 per call); `deadline` is a time, not a duration. Raises `ValueError` for a
+        cost or a weight that is not a finite number above 0.
         """
         if not 0 < cost < inf:
             raise ValueError(f"cost={cost!r}: allowed are finite numbers above 0")
-        if self.is_full(tenant):
+        if self.depth(tenant) >= self.max_queued_per_tenant:
             return None
+        if self._size >= self._max_queued:
+            longest = self._makes_way(tenant)
+            if longest is None:
+                return None
+            self._displace(longest)
+        if not self._size:
+            self._queues, self._away, self._line = {}, OrderedDict(), []
         queue = self._queues.get(tenant)
         if queue is None:
             queue = self._queues[tenant] = self._come_in(tenant, cost)
         elif not queue.size:
             self._idle -= 1
+        if not queue.size:
+            self._waiting_weight += queue.weight
         ticket = Ticket(tenant, cost, priority, deadline, now)
         self._serial += 1
-        # Ageing without re-sorting: p + (now - t) / ageing orders as t - p * ageing does, whatever `now` is.
-        heappush(queue.entries, (now - priority * self._ageing, self._serial, ticket))
+        heappush(queue.entries, (self.rank(ticket), self._serial, ticket))
         queue.size += 1
         self._size += 1
         return ticket
@@ -208,6 +234,11 @@ class WaitingRoom(Generic[Tenant]):
             self._head = entry
             return ticket
         return None
+
+    def rank(self, ticket: Ticket[Tenant]) -> float:
+        """Order the tickets of one tenant: lower goes first, of equals who came first."""
+        # Ageing without re-sorting: p + (now - t) / ageing orders as t - p * ageing does, whatever `now` is.
+        return ticket.enqueued_at - ticket.priority * self._ageing
 
     def pop(self) -> Ticket[Tenant]:
         """Grant the ticket `head` committed to, charge its tenant and return it.
@@ -243,8 +274,13 @@ class WaitingRoom(Generic[Tenant]):
 
     def take_expired(self) -> list[Ticket[Tenant]]:
         """Return the tickets dropped since the last time because their deadline had come."""
-        expired, self._expired = self._expired, []
-        return expired
+        expired, self._expired = self._expired, None
+        return expired or []
+
+    def take_displaced(self) -> list[Ticket[Tenant]]:
+        """Return the tickets dropped since the last time to make way for others."""
+        displaced, self._displaced = self._displaced, None
+        return displaced or []
 
     def suspend(self, tenant: Tenant) -> None:
         """Pass a tenant's waiting tickets over until `resume`; nothing happens when it has none."""
@@ -268,7 +304,9 @@ class WaitingRoom(Generic[Tenant]):
 
     def is_full(self, tenant: Tenant) -> bool:
         """Tell whether a call of this tenant would be turned away now."""
-        return self._size >= self._max_queued or self.depth(tenant) >= self._max_queued_per_tenant
+        if self.depth(tenant) >= self.max_queued_per_tenant:
+            return True
+        return self._size >= self._max_queued and self._makes_way(tenant) is None
 
     def __len__(self) -> int:
         return self._size
@@ -287,12 +325,34 @@ class WaitingRoom(Generic[Tenant]):
         """Return how many tickets wait for each tenant that has any."""
         return {queue.tenant: queue.size for queue in self._queues.values() if queue.size}
 
-    def _weight(self, tenant: Tenant) -> float:
+    def weight(self, tenant: Tenant) -> float:
+        """Say what a tenant's share is in proportion to. Raises `ValueError` for what is no finite number above 0."""
         weights = self._weights
         if weights is None:
             return 1.0
         weight = weights.get(tenant, 1.0) if isinstance(weights, Mapping) else weights(tenant)
         return _check_weight(tenant, weight)
+
+    def _makes_way(self, tenant: Tenant) -> _Queue[Tenant] | None:
+        """Choose whose last ticket makes way for one of this tenant's in a full room; None when it is turned away."""
+        if not self._displaces or not self._size:
+            return None
+        queue = self._queues.get(tenant)
+        calls = 1 if queue is None else 1 + queue.size
+        weight = self.weight(tenant) if queue is None else queue.weight
+        weights = self._waiting_weight + (weight if calls == 1 else 0.0)
+        if not is_within_share(calls, weight, weights, self._max_queued):
+            return None
+        waiting = ((each, each.size, each.weight) for each in self._queues.values())
+        return who_makes_way(waiting, weights, self._max_queued)
+
+    def _displace(self, queue: _Queue[Tenant]) -> None:
+        """Drop a tenant's last ticket; it has several, so one of them is not the head."""
+        ticket = max(entry for entry in queue.entries if entry[2].state is _WAITING)[2]
+        if self._displaced is None:
+            self._displaced = []
+        self._displaced.append(ticket)
+        self._drop(ticket, TicketState.DISPLACED)
 
     def _front(self) -> _Queue[Tenant] | None:
         """Return the queue whose turn it is; tidy away what stands before it without being served."""
@@ -317,7 +377,7 @@ class WaitingRoom(Generic[Tenant]):
 
     def _come_in(self, tenant: Tenant, cost: float) -> _Queue[Tenant]:
         """Line up a tenant that is new, or one that comes back to where it left off."""
-        weight = self._weight(tenant)
+        weight = self.weight(tenant)
         turn = self._round
         left_at = self._away.pop(tenant, None)
         if left_at is not None:
@@ -341,6 +401,8 @@ class WaitingRoom(Generic[Tenant]):
                 self._away.popitem(last=False)
 
     def _expire(self, ticket: Ticket[Tenant]) -> None:
+        if self._expired is None:
+            self._expired = []
         self._expired.append(ticket)
         self._drop(ticket, TicketState.EXPIRED)
 
@@ -361,6 +423,7 @@ class WaitingRoom(Generic[Tenant]):
         if not self._size:
             self._reset()
         elif not queue.size:
+            self._waiting_weight -= queue.weight
             queue.entries.clear()
             queue.suspended = False
             if not queue.in_line:
@@ -384,11 +447,9 @@ class WaitingRoom(Generic[Tenant]):
 
     def _reset(self) -> None:
         """Start afresh once nobody waits: nothing to be fair about, and float rounds stay small."""
-        self._queues.clear()
-        self._away.clear()
-        self._line.clear()
+        self._queues, self._away, self._line = _NO_QUEUES, _NOBODY_AWAY, _NO_LINE
         self._head = None
-        self._line_weight = self._round = self._advance = 0.0
+        self._line_weight = self._waiting_weight = self._round = self._advance = 0.0
         self._size = self._idle = 0
 
 

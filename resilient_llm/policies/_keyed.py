@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, TypeVar
 
 from resilient_llm._loop import LoopBound
 from resilient_llm.errors import ConfigurationError
+from resilient_llm.policies._options import at_least
 from resilient_llm.telemetry.names import LIMITER_NAME
 
 if TYPE_CHECKING:
     from resilient_llm.call import Call
 
-__all__ = ["Key", "Keyed", "key_function"]
+__all__ = ["OVERFLOW", "Key", "Keyed", "key_function"]
 
 KeyName: TypeAlias = Literal["tenant", "target", "model"]
 Key: TypeAlias = KeyName | tuple[KeyName, ...] | Callable[["Call"], Hashable]
@@ -24,7 +25,8 @@ Key: TypeAlias = KeyName | tuple[KeyName, ...] | Callable[["Call"], Hashable]
 
 State = TypeVar("State")
 
-_OVERFLOW = object()
+OVERFLOW = object()
+"""The key of what those share for whom there is no room."""
 _SWEEP = 32
 
 _NAMED: dict[str, Callable[[Call], Hashable]] = {
@@ -39,10 +41,14 @@ def key_function(key: Key) -> Callable[[Call], Hashable]:
 
     Raises `ConfigurationError` for a name that is none of `tenant`, `target`, `model`.
     """
-    if callable(key):
+    if callable(key) and not isinstance(key, type):
         return key
     names = (key,) if isinstance(key, str) else key
-    if not isinstance(names, tuple) or not names or any(name not in _NAMED for name in names):
+    if (
+        not isinstance(names, tuple)
+        or not names
+        or any(not isinstance(name, str) or name not in _NAMED for name in names)
+    ):
         msg = f"key={key!r}: allowed are {', '.join(map(repr, _NAMED))}, a tuple of these, or a function of the call"
         raise ConfigurationError(msg)
     if len(names) == 1:
@@ -69,9 +75,7 @@ class Keyed(Generic[State]):
         idle: Callable[[State, float], bool],
         max_keys: int,
     ) -> None:
-        if max_keys < 1:
-            msg = f"max_keys={max_keys!r}: allowed are counts from 1"
-            raise ConfigurationError(msg)
+        at_least(1, max_keys=max_keys)
         self._name = name
         self._function = key_function(key)
         self._make = make
@@ -80,9 +84,10 @@ class Keyed(Generic[State]):
         self._states: dict[Hashable, State] = {}
         self._loop = LoopBound(name, self._states.clear)
 
-    def __call__(self, call: Call) -> State:
+    def of(self, call: Call) -> State:
         """Give the state for a call."""
-        self._loop.bind(call.loop)
+        if self._loop.loop is not call.loop:
+            self._loop.bind(call.loop)
         key = self._function(call)
         state = self._states.get(key)
         return self._new(key, call) if state is None else state
@@ -109,9 +114,9 @@ class Keyed(Generic[State]):
         Raises `EventLoopError` where no event loop runs, neither here nor the one they belong to.
         """
         self._loop.bind_alive()
-        self._loop.run(lambda now: change(self._of(key), now))
+        self._loop.run(lambda now: change(self._of_key(key), now))
 
-    def _of(self, key: Hashable) -> State:
+    def _of_key(self, key: Hashable) -> State:
         state = self._states.get(key)
         if state is None:
             if len(self._states) >= self._max_keys:
@@ -129,7 +134,7 @@ class Keyed(Generic[State]):
     def _new(self, key: Hashable, call: Call) -> State:
         if len(self._states) >= self._max_keys and not self._make_room():
             call.telemetry.event(call, "keys_overflow", {LIMITER_NAME: self._name})
-            key = _OVERFLOW
+            key = OVERFLOW
             if key in self._states:
                 return self._states[key]
         state = self._states[key] = self._make(key)

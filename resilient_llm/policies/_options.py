@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Collection, Mapping
 from typing import TypeGuard
 
 from resilient_llm.errors import ConfigurationError
 
-__all__ = ["at_least", "flag", "is_number", "label", "number", "seconds"]
+__all__ = [
+    "at_least",
+    "flag",
+    "function",
+    "instance_of",
+    "is_number",
+    "label",
+    "names",
+    "number",
+    "offers",
+    "one_of",
+    "seconds",
+]
 
 _TOO_LARGE = int(sys.float_info.max)
 
@@ -16,7 +29,7 @@ _TOO_LARGE = int(sys.float_info.max)
 def at_least(least: int, **options: int) -> None:
     """Raise `ConfigurationError` unless every option is a whole number from `least`."""
     for name, value in options.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        if not isinstance(value, int) or not is_number(value) or value < least:
             msg = f"{name}={value!r}: allowed are whole numbers from {least}"
             raise ConfigurationError(msg)
 
@@ -63,6 +76,54 @@ def label(**options: str) -> None:
     for name, value in options.items():
         if not isinstance(value, str) or not value:
             raise ConfigurationError(f"{name}={value!r}: allowed are strings, not empty")
+
+
+def instance_of(kind: type, *, none: bool = False, **options: object) -> None:
+    """Raise `ConfigurationError` unless every option is an object of this kind, as which a class is none."""
+    for name, value in options.items():
+        if isinstance(value, kind) or (value is None and none):
+            continue
+        allowed = f"{kind.__name__} objects{', and None' if none else ''}"
+        raise ConfigurationError(f"{name}={value!r}: allowed are {allowed}")
+
+
+def one_of(allowed: Collection[str], **options: str) -> None:
+    """Raise `ConfigurationError` unless every option is one of these words."""
+    for name, value in options.items():
+        if not isinstance(value, str) or value not in allowed:
+            raise ConfigurationError(f"{name}={value!r}: allowed are {', '.join(map(repr, allowed))}")
+
+
+def names(**options: Collection[str]) -> None:
+    """Raise `ConfigurationError` unless every option is a collection of strings, none of them empty."""
+    for name, value in options.items():
+        if (
+            isinstance(value, str | bytes | Mapping)
+            or not isinstance(value, Collection)
+            or not all(isinstance(one, str) and one for one in value)
+        ):
+            raise ConfigurationError(f"{name}={value!r}: allowed are lists or sets of strings, not empty")
+
+
+def function(*, none: bool = False, **options: object) -> None:
+    """Raise `ConfigurationError` unless every option is a function, or an object that can be called as one.
+
+    A class is none: somebody has forgotten to make the object.
+    """
+    for name, value in options.items():
+        if (callable(value) and not isinstance(value, type)) or (value is None and none):
+            continue
+        raise ConfigurationError(f"{name}={value!r}: allowed are functions{', and None' if none else ''}")
+
+
+def offers(methods: Collection[str], what: str, *, none: bool = False, **options: object) -> None:
+    """Raise `ConfigurationError` unless every option is an object with these methods, as `what` says in words."""
+    for name, value in options.items():
+        if value is None and none:
+            continue
+        if isinstance(value, type) or not all(callable(getattr(value, method, None)) for method in methods):
+            allowed = f"{what}, with {', '.join(methods)}{', and None' if none else ''}"
+            raise ConfigurationError(f"{name}={value!r}: allowed are {allowed}")
 
 
 def is_number(value: object) -> TypeGuard[float]:

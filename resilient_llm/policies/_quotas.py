@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from resilient_llm.call import Call
     from resilient_llm.core.rate_feedback import Mirrored
 
-__all__ = ["QuotaSet", "Quotas"]
+__all__ = ["OVERFLOW", "QuotaSet", "Quotas"]
 
-_OVERFLOW = object()
+OVERFLOW = object()
+"""The key of those for whom there is no room."""
 _SWEEP = 32  # keys looked at when there is no room for a new one
 _FEW = 64  # keys that may be idle for as long as they like
 _MAX_REPORTED = 10_000  # keys that a gauge looks at
@@ -39,6 +40,7 @@ class Quotas:
     """
 
     __slots__ = (
+        "_bucket",
         "_buckets",
         "_function",
         "_max_keys",
@@ -50,11 +52,14 @@ class Quotas:
         "limit",
     )
 
-    def __init__(self, limit: Limit, *, max_keys: int, name: str) -> None:
+    def __init__(
+        self, limit: Limit, *, max_keys: int, name: str, bucket: type[TokenBucket] = TokenBucket
+    ) -> None:
         self.limit = limit
         buckets = limit.buckets()
         self.dimensions = tuple(buckets)
         self.count_tokens = tuple(dimension == "tokens" for dimension in buckets)
+        self._bucket = bucket
         self._buckets = tuple(buckets.values())
         self._function = None if limit.key is None else key_function(limit.key)
         self._max_keys = max_keys
@@ -62,7 +67,7 @@ class Quotas:
         self._quotas: dict[Hashable, Quota] = {}
         self._unswept: list[Hashable] = []
 
-    def __call__(self, call: Call, now: float) -> Quota:
+    def of(self, call: Call, now: float) -> Quota:
         """Give the quota for a call, made when there is none."""
         key = None if self._function is None else self._function(call)
         quota = self._quotas.get(key)
@@ -74,7 +79,7 @@ class Quotas:
         """Give the quota for a call, or one like it that is not kept when there is none."""
         quota = self._quotas.get(None if self._function is None else self._function(call))
         if quota is None and len(self._quotas) >= self._max_keys:
-            quota = self._quotas.get(_OVERFLOW)
+            quota = self._quotas.get(OVERFLOW)
         return self._make(now) if quota is None else quota
 
     def lowest(self, now: float) -> Iterator[tuple[Dimension, float]]:
@@ -82,6 +87,22 @@ class Quotas:
         quotas = list(islice(list(self._quotas.values()), _MAX_REPORTED))
         for index, (dimension, (capacity, _)) in enumerate(zip(self.dimensions, self._buckets, strict=True)):
             yield dimension, min((quota.buckets[index].level(now) for quota in quotas), default=capacity)
+
+    def key(self, call: Call) -> Hashable:
+        """Give the key of a call."""
+        return None if self._function is None else self._function(call)
+
+    def overflows(self, found: Sequence[Quota], bucket: TokenBucket) -> bool:
+        """Tell whether a bucket, of one of the quotas `found`, is that of all keys for which there is no room."""
+        quota = self._quotas.get(OVERFLOW)
+        return quota is not None and quota in found and bucket in quota.buckets
+
+    def rescale(self, ratio: float) -> None:
+        """Make the buckets to come that much smaller and slower, or larger and faster."""
+        self._buckets = tuple((capacity * ratio, rate * ratio) for capacity, rate in self._buckets)
+
+    def __iter__(self) -> Iterator[Quota]:
+        return iter(list(self._quotas.values()))
 
     def clear(self) -> None:
         """Forget everything."""
@@ -92,14 +113,14 @@ class Quotas:
         return len(self._quotas)
 
     def _make(self, now: float) -> Quota:
-        return Quota([TokenBucket(capacity, rate, now) for capacity, rate in self._buckets])
+        return Quota([self._bucket(capacity, rate, now) for capacity, rate in self._buckets])
 
     def _new(self, key: Hashable, call: Call, now: float) -> Quota:
         if len(self._quotas) >= self._max_keys:
             self._sweep(_SWEEP, now, key)
         if len(self._quotas) >= self._max_keys:
             call.telemetry.event(call, "keys_overflow", {LIMITER_NAME: self._name})
-            key = _OVERFLOW
+            key = OVERFLOW
             if key in self._quotas:
                 return self._quotas[key]
         quota = self._quotas[key] = self._make(now)
@@ -121,14 +142,21 @@ class Quotas:
 class QuotaSet:
     """Keep the quotas of several limits that are taken together."""
 
-    __slots__ = ("_all", "_labels", "_lane", "_own", "_tokens", "counts_tokens", "mirrored")
+    __slots__ = ("_all", "_labels", "_lane", "_marked", "_own", "_tokens", "counts_tokens", "mirrored")
 
-    def __init__(self, limits: Sequence[Limit], *, max_keys: int, name: str) -> None:
+    def __init__(
+        self,
+        limits: Sequence[Limit],
+        *,
+        max_keys: int,
+        name: str,
+        bucket: type[TokenBucket] = TokenBucket,
+    ) -> None:
         names = [limit.name for limit in limits]
         if len(set(names)) < len(names):
             raise ConfigurationError(f"limits={names!r}: each needs a scope= of its own to be told apart")
         ordered = sorted(limits, key=lambda limit: not limit.own)
-        self._all = tuple(Quotas(limit, max_keys=max_keys, name=name) for limit in ordered)
+        self._all = tuple(Quotas(limit, max_keys=max_keys, name=name, bucket=bucket) for limit in ordered)
         self._lane = tuple(function for limit in ordered if (function := limit.shared_key()) is not None)
         self._labels = [(q.limit.name, dimension) for q in self._all for dimension in q.dimensions]
         self._own = sum(len(limit.buckets()) for limit in ordered if limit.own)
@@ -146,6 +174,7 @@ class QuotaSet:
                     mirrored.setdefault(counted, []).append(len(self._tokens))
                 self._tokens.append(dimension == "tokens")
         self.mirrored: Mirrored = mirrored
+        self._marked = tuple(index for charges in mirrored.values() for index in charges)
         self.counts_tokens = any(self._tokens)
         """Whether any limit is one on tokens."""
 
@@ -154,21 +183,23 @@ class QuotaSet:
         found: list[Quota] = []
         charges: list[tuple[TokenBucket, float]] = []
         for quotas in self._all:
-            quota = quotas(call, now)
+            quota = quotas.of(call, now)
             found.append(quota)
-            for bucket, counts_tokens in zip(quota.buckets, quotas.count_tokens, strict=True):
+            for bucket, counts_tokens in zip(quota.buckets, quotas.count_tokens):  # noqa: B905 - strict= is slow
                 charges.append((bucket, tokens if counts_tokens else requests))
-        return Reservation(charges, own=self._own, quotas=found, marked=bool(self.mirrored))
+        # By position: a class called with names is given a dict of them, which costs as much again.
+        return Reservation(charges, self._own, found, self._marked)
 
     def settle(self, reservation: Reservation, tokens: float, now: float) -> None:
         """Replace the estimate in a reservation by the tokens that were used."""
-        reservation.settle(
-            [
-                tokens if counts else amount
-                for (_, amount), counts in zip(reservation.charges, self._tokens, strict=True)
-            ],
-            now,
-        )
+        reservation.settle(self.used(reservation, tokens), now)
+
+    def used(self, reservation: Reservation, tokens: float) -> list[float]:
+        """Say what was used of each charge when that many tokens were."""
+        return [
+            tokens if counts else amount
+            for (_, amount), counts in zip(reservation.charges, self._tokens, strict=True)
+        ]
 
     def share(self, call: Call, reservation: Reservation) -> float:
         """Say what a call counts for among tenants: its tokens where they are limited, else its requests."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import anyio
@@ -31,6 +31,11 @@ _ROUNDING = 1e-6
 """Seconds by which a wait may miss its end: the exact wait for the last token must not fail by a rounding error."""
 _LONG_WAIT = 60.0
 """A wait of so many seconds is worth a line in the log when it begins."""
+
+_OUTCOMES: Mapping[TicketState, WaitOutcome] = {
+    TicketState.GRANTED: "acquired",
+    TicketState.DISPLACED: "rejected",
+}
 
 
 class _Waiter:
@@ -61,7 +66,7 @@ class RateWaiters:
         max_wait: float,
         name: str,
     ) -> None:
-        self.queue: RateQueue[Hashable] = RateQueue(make_room, max_queued)
+        self.queue: RateQueue[Hashable] = RateQueue(make_room, max_queued, displaces=True)
         self._quotas = quotas
         self._max_wait = max_wait
         self._name = name
@@ -69,28 +74,29 @@ class RateWaiters:
         self._waiters: OrderedDict[Ticket[Hashable], _Waiter] = OrderedDict()
         self._driver: _Waiter | None = None
 
-    async def take(self, call: Call, reservation: Reservation, now: float) -> None:
-        """Take what a call needs when it is its turn.
+    async def take(
+        self, call: Call, reservation: Reservation, now: float, *, since: float | None = None
+    ) -> None:
+        """Take what a call needs when it is its turn; its turn comes as if it had waited `since` then.
 
         Raises `RateLimitedError`, at once when it would take too long, and `DeadlineExceededError`.
         """
         delay = self.delay(call, reservation, now)
-        deadline = self._deadline(call, now)
+        deadline = self.deadline(call, now if since is None else since)
         if now + delay.seconds > deadline:
             raise self.refuse(call, reservation, now, delay)
         ticket = self.queue.push(
             self._quotas.lane(call),
             call.tenant,
             reservation,
-            now,
+            now if since is None else since,
             cost=self._quotas.share(call, reservation),
             priority=call.priority,
             deadline=deadline,
         )
         if ticket is None:
-            # No place is free before somebody is served, unless somebody gives up.
-            place_free = self.queue.next_at - now if len(self.queue) else 0.0
-            raise self.refuse(call, reservation, now, Delay(max(delay.seconds, place_free), delay.charge))
+            raise self._no_place(call, reservation, now)
+        self._wake(self.queue.take_displaced())
         self.advance(now)
         if ticket.state is TicketState.GRANTED:
             return
@@ -98,14 +104,22 @@ class RateWaiters:
             logger.info("%s: a call waits for %.0f s or more", self._name, delay.seconds)
         if not await self._wait(call, ticket, reservation, since=now):
             now = call.loop.time()
+            if ticket.state is TicketState.DISPLACED:
+                raise self._no_place(call, reservation, now)
             if now >= call.deadline:
                 raise DeadlineExceededError(f"the call's deadline passed while it waited for {self._name}")
             raise self.refuse(call, reservation, now, self.delay(call, reservation, now))
 
+    def _no_place(self, call: Call, reservation: Reservation, now: float) -> RateLimitedError:
+        """Refuse a call for want of a place: none is free before somebody is served, unless somebody gives up."""
+        delay = self.delay(call, reservation, now)
+        place_free = self.queue.next_at - now if len(self.queue) else 0.0
+        return self.refuse(call, reservation, now, Delay(max(delay.seconds, place_free), delay.charge))
+
     def would_take(self, call: Call, reservation: Reservation, now: float) -> float | None:
         """Take what a call needs now, into debt, and say how long it would have waited; `None` when it is refused."""
         delay = self.delay(call, reservation, now)
-        if now + delay.seconds > self._deadline(call, now):
+        if now + delay.seconds > self.deadline(call, now):
             self.refuse(call, reservation, now, delay, dry_run=True)
             return None
         reservation.take(now)
@@ -152,7 +166,7 @@ class RateWaiters:
         outcome: WaitOutcome = "cancelled"
         try:
             await self._sleep(ticket, waiter, call.loop.time)
-            outcome = "acquired" if ticket.state is TicketState.GRANTED else "timeout"
+            outcome = _OUTCOMES.get(ticket.state, "timeout")
         finally:
             reservation.release()
             if outcome != "acquired":
@@ -197,5 +211,6 @@ class RateWaiters:
         if driver is not None and driver.scope is not None:
             driver.scope.deadline = min(driver.deadline, self.queue.next_at)
 
-    def _deadline(self, call: Call, now: float) -> float:
+    def deadline(self, call: Call, now: float) -> float:
+        """Say until when a call that comes now may wait."""
         return min(now + self._max_wait, call.deadline) + _ROUNDING

@@ -41,11 +41,17 @@ _ROOM = 10
 
 
 def fair_room(
-    *, max_queued: int, max_queued_total: int | None, weights: Weights | None, ageing: float
+    *,
+    max_queued: int,
+    max_queued_total: int | None,
+    weights: Weights | None,
+    ageing: float,
+    displaces: bool = True,
 ) -> WaitingRoom[Hashable]:
     """Make the room in which tenants wait for slots that they share.
 
-    `max_queued` tickets of one tenant have room in it, `max_queued_total` (10 times as many) of all. Raises
+    `max_queued` tickets of one tenant have room in it, `max_queued_total` (10 times as many) of all. In a full one
+    a tenant within its share of the places takes one of who exceeds theirs, if it `displaces`. Raises
     `ConfigurationError` for an option out of range.
     """
     at_least(0, max_queued=max_queued)
@@ -59,6 +65,7 @@ def fair_room(
         weights=weight_function(weights),
         ageing=ageing,
         credit=_CREDIT,
+        displaces=displaces,
     )
 
 

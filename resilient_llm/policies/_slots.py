@@ -6,7 +6,7 @@ slots there are, and what a call must do to deserve one, its policy says.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Awaitable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import anyio
@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 __all__ = ["SlotPool"]
 
 _SMOOTHING = 0.1
+_FULL = "its queue is full"
+_DISPLACED = "its place in the queue went to a tenant that had fewer of them"
+_OUTCOMES: Mapping[TicketState, WaitOutcome] = {
+    TicketState.GRANTED: "acquired",
+    TicketState.DISPLACED: "rejected",
+}
 
 
 class SlotPool:
@@ -69,13 +75,16 @@ class SlotPool:
         since = call.loop.time()
         ticket = self._ask(call, tenant, since, cost)
         if ticket is AcquireResult.REFUSED:
-            raise self._refuse(call, tenant, "its queue is full")
+            raise self._refuse(call, tenant, _FULL)
         if isinstance(ticket, Ticket):
             await self._wait(call, ticket, since)
 
     def _ask(self, call: Call, tenant: Hashable, now: float, cost: float) -> Ticket[Hashable] | AcquireResult:
         deadline = min(now + self._max_wait, call.deadline)
-        return self.slots.acquire(tenant, now, cost=cost, priority=call.priority, deadline=deadline)
+        got = self.slots.acquire(tenant, now, cost=cost, priority=call.priority, deadline=deadline)
+        if displaced := self.slots.room.take_displaced():
+            self.wake(displaced)
+        return got
 
     async def _wait(self, call: Call, ticket: Ticket[Hashable], since: float) -> None:
         depth = len(self.slots.room)
@@ -85,35 +94,39 @@ class SlotPool:
         try:
             with anyio.CancelScope(deadline=ticket.deadline):
                 await turn.wait()
-            outcome = "acquired" if ticket.state is TicketState.GRANTED else "timeout"
+            outcome = _OUTCOMES.get(ticket.state, "timeout")
         finally:
             if outcome != "acquired":
                 self.wake(self.slots.cancel(ticket, call.loop.time()))
             call.telemetry.waited(
                 call, self._name, since=since, outcome=outcome, unit="concurrency", depth=depth
             )
+        if outcome == "rejected":
+            raise self._refuse(call, ticket.tenant, _DISPLACED)
         if outcome == "timeout":
             if ticket.deadline == call.deadline:
                 msg = f"the call's deadline passed while it waited for a slot of {self._name}"
                 raise DeadlineExceededError(msg)
             raise self._refuse(call, ticket.tenant, self._too_long)
 
-    def rehearse(self, call: Call, tenant: Hashable = None, *, cost: float = 1.0) -> None:
+    def rehearse(self, call: Call, tenant: Hashable = None, *, cost: float = 1.0) -> Awaitable[None] | None:
         """Take a call through the pool as it would have gone, and report what would have become of it.
 
-        It neither waits nor is refused; when it ends, its slot or its place in the queue is free.
+        It neither waits nor is refused; when it ends, its slot or its place in the queue is free. A pool that has to
+        ask somebody gives what is to be awaited.
         """
         since = call.loop.time()
         got = self._ask(call, tenant, since, cost)
         if got is AcquireResult.REFUSED:
-            call.telemetry.rejected(call, self.full("its queue is full", tenant), dry_run=True)
-            return
+            call.telemetry.rejected(call, self.full(_FULL, tenant), dry_run=True)
+            return None
         if isinstance(got, Ticket):
             depth = len(self.slots.room)
             call.telemetry.event(
                 call, "would_wait", {LIMITER_NAME: self._name, WAIT_QUEUE_DEPTH: depth, DRY_RUN: True}
             )
         call.on_finish(lambda _: self._leave(call, tenant, got, since))
+        return None
 
     def _leave(
         self, call: Call, tenant: Hashable, got: Ticket[Hashable] | AcquireResult, since: float
@@ -122,7 +135,9 @@ class SlotPool:
         if not isinstance(got, Ticket) or got.state is TicketState.GRANTED:
             self.release(now, since=since, tenant=tenant)
             return
-        if got.deadline <= now and got.deadline < call.deadline:
+        if got.state is TicketState.DISPLACED:
+            call.telemetry.rejected(call, self.full(_DISPLACED, tenant), dry_run=True)
+        elif got.deadline <= now and got.deadline < call.deadline:
             call.telemetry.rejected(call, self.full(self._too_long, tenant), dry_run=True)
         self.wake(self.slots.cancel(got, now))
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from resilient_llm.call import Clocks
 from resilient_llm.errors import ConfigurationError
 from resilient_llm.ordering import Placement
-from resilient_llm.policies._options import seconds
+from resilient_llm.policies._options import label, seconds
 from resilient_llm.policies.circuit_breaker import CircuitBreaker
 from resilient_llm.policies.deadline import Deadline
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from resilient_llm.message import Reply
 
 __all__ = ["AttemptTimeout"]
+
+logger = logging.getLogger("resilient_llm")
 
 _LIMITS = ("headers", "first_content", "content_gap", "whole_reply")
 
@@ -49,6 +52,11 @@ class AttemptTimeout:
     def __post_init__(self) -> None:
         given = {name: limit for name in _LIMITS if (limit := getattr(self, name)) is not None}
         seconds(**given)
+        label(name=self.name)
+        if self.for_call is not None and not callable(self.for_call):
+            raise ConfigurationError(
+                f"for_call={self.for_call!r}: allowed are functions of an attempt, and None"
+            )
         if not given and self.for_call is None:
             allowed = ", ".join(_LIMITS)
             raise ConfigurationError(f"AttemptTimeout() limits nothing: give {allowed} or for_call")
@@ -57,15 +65,27 @@ class AttemptTimeout:
             raise ConfigurationError(msg)
         object.__setattr__(self, "_clocks", Clocks(**given))
 
-    async def __call__(self, call: Call, call_next: CallNext) -> Reply:
+    def __call__(self, call: Call, call_next: CallNext) -> Awaitable[Reply]:
         """Set an attempt's clocks; whoever sends it keeps them."""
-        chosen = None if self.for_call is None else self.for_call(call)
+        chosen = None if self.for_call is None else self._choose(call, self.for_call)
         call.clocks = self._clocks if chosen is None else chosen
-        return await call_next(call)
+        return call_next(call)
+
+    def _choose(self, call: Call, for_call: Callable[[Call], Clocks | None]) -> Clocks | None:
+        """Ask the hook; what it makes of that breaks no call."""
+        try:
+            chosen: object = for_call(call)
+        except Exception:
+            logger.exception("for_call of %r failed; the policy's own clocks hold", self.name)
+            return None
+        if chosen is None or isinstance(chosen, Clocks):
+            return chosen
+        logger.error("for_call of %r gave %r, not Clocks; the policy's own clocks hold", self.name, chosen)
+        return None
 
     def check(self, policies: Sequence[object]) -> None:
         """Raise `ConfigurationError` for limits that another policy makes meaningless."""
-        given = (self.headers, self.first_content, self.whole_reply)
+        given = (self.headers, self.first_content, self.content_gap, self.whole_reply)
         longest = max((limit for limit in given if limit is not None), default=0.0)
         for policy in policies:
             if isinstance(policy, Deadline) and longest >= policy.total:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
@@ -11,6 +11,7 @@ from resilient_llm.errors import BulkheadFullError, ConfigurationError
 from resilient_llm.ordering import Placement
 from resilient_llm.policies._keyed import Key, Keyed, key_function
 from resilient_llm.policies._options import at_least, flag, label, seconds
+from resilient_llm.policies._shared_slots import SharedSlotPool, observe_leases, pool_name
 from resilient_llm.policies._shares import Cost, Weights, cost_function, fair_room
 from resilient_llm.policies._slots import SlotPool
 from resilient_llm.telemetry.names import LIMITER_NAME
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from resilient_llm.call import Call, CallNext
     from resilient_llm.message import Reply
     from resilient_llm.outcome import Outcome
+    from resilient_llm.stores.protocol_leases import LeaseStore
     from resilient_llm.telemetry import Telemetry
 
 __all__ = ["Bulkhead"]
@@ -31,8 +33,10 @@ class Bulkhead:
 
     Up to `max_queued` more wait their turn, first come first served and a higher priority before (`ageing`
     seconds in the queue count as much as one level of it), each for at most `max_wait` seconds and never past
-    its deadline. A slot is held until the reply has been read to its end. Counted in this process only. Raises
-    `BulkheadFullError` with a guess at `retry_after`.
+    its deadline. A slot is held until the reply has been read to its end. Counted in this process only; with a
+    `store`, by `name` and for all processes that share it, each of which has a queue of its own. Raises
+    `BulkheadFullError` with a guess at `retry_after`, and `StoreUnavailableError` where a store that does not answer
+    is to refuse calls.
 
     Without `shared` each key has slots of its own, for at most `max_keys` keys. With it there are so many slots
     for all keys together: as long as one is free it is anybody's, and those who wait are served in turn among
@@ -58,6 +62,7 @@ class Bulkhead:
     ageing: float = 10.0
     max_keys: int = 10_000
     dry_run: bool = False
+    store: LeaseStore | None = None
     name: str = "bulkhead"
     _compartments: Keyed[SlotPool] = field(init=False, repr=False)
     _key: Callable[[Call], Hashable] = field(init=False, repr=False)
@@ -85,36 +90,54 @@ class Bulkhead:
         object.__setattr__(self, "_cost", cost_function(self.cost))
         self._make(None)  # validates
 
-    def _make(self, _key: Hashable) -> SlotPool:
+    def _make(self, key: Hashable) -> SlotPool:
         room = fair_room(
             max_queued=self.max_queued,
             max_queued_total=self.max_queued_total,
             weights=self.weights,
             ageing=self.ageing,
+            displaces=self.store is None,  # there a place in the queue may be one in the store's, too
         )
+        limit = self.max_concurrent if self.shared is None else self.shared
+        max_per_tenant = None if self.shared is None else self.max_concurrent
+        if self.store is not None:
+            return SharedSlotPool(
+                limit,
+                room,
+                store=self.store,
+                pool=pool_name(self.name, key),
+                name=self.name,
+                max_wait=self.max_wait,
+                error=BulkheadFullError,
+                max_per_tenant=max_per_tenant,
+            )
         return SlotPool(
-            self.max_concurrent if self.shared is None else self.shared,
+            limit,
             room,
             name=self.name,
             max_wait=self.max_wait,
             error=BulkheadFullError,
-            max_per_tenant=None if self.shared is None else self.max_concurrent,
+            max_per_tenant=max_per_tenant,
         )
 
-    async def __call__(self, call: Call, call_next: CallNext) -> Reply:
+    def __call__(self, call: Call, call_next: CallNext) -> Awaitable[Reply]:
         """Take a slot, waiting for it if need be, and await the rest of the pipeline."""
-        pool = self._compartments(call)
+        pool = self._compartments.of(call)
         tenant = self._key(call)
         if self.dry_run:
-            pool.rehearse(call, tenant, cost=self._cost(call))
-            return await call_next(call)
+            asked = pool.rehearse(call, tenant, cost=self._cost(call))
+            return call_next(call) if asked is None else _after(asked, call, call_next)
         pool.check_nesting()
         if not pool.slots.try_acquire(tenant):
-            # What a call costs can be costly to find out: not for one that is turned away.
-            cost = 1.0 if pool.slots.room.is_full(tenant) else self._cost(call)
-            await pool.acquire(call, tenant, cost=cost)
-        call.holds += (pool,)
-        call.on_finish(partial(_release, call.loop, pool, tenant, call.loop.time()))
+            return self._wait(call, call_next, pool, tenant)
+        _hold(call, pool, tenant)
+        return call_next(call)
+
+    async def _wait(self, call: Call, call_next: CallNext, pool: SlotPool, tenant: Hashable) -> Reply:
+        # What a call costs can be costly to find out: not for one that is turned away.
+        cost = 1.0 if pool.slots.room.is_full(tenant) else self._cost(call)
+        await pool.acquire(call, tenant, cost=cost)
+        _hold(call, pool, tenant)
         return await call_next(call)
 
     def resize(self, max_concurrent: int | None = None, *, shared: int | None = None) -> None:
@@ -150,7 +173,9 @@ class Bulkhead:
         return sum(len(pool.slots.room) for pool in self._compartments.values())
 
     def observe(self, telemetry: Telemetry) -> None:
-        """Report the gauges `bulkhead.active` and `bulkhead.queued`."""
+        """Report the gauges `bulkhead.active` and `bulkhead.queued`, and those of the store."""
+        if self.store is not None:
+            observe_leases(telemetry, self.store)
         telemetry.observe("bulkhead.active", self._observe_active, "{call}", "Calls that hold a slot")
         telemetry.observe("bulkhead.queued", self._observe_queued, "{call}", "Calls that wait for a slot")
 
@@ -161,8 +186,19 @@ class Bulkhead:
         yield self.queued(), {LIMITER_NAME: self.name}
 
 
+async def _after(asked: Awaitable[None], call: Call, call_next: CallNext) -> Reply:
+    await asked
+    return await call_next(call)
+
+
 def _one_for_all(_call: Call) -> Hashable:
     return None
+
+
+def _hold(call: Call, pool: SlotPool, tenant: Hashable) -> None:
+    """Keep the slot that was taken until the call ends."""
+    call.holds += (pool,)
+    call.on_finish(partial(_release, call.loop, pool, tenant, call.loop.time()))
 
 
 def _release(loop: EventLoop, pool: SlotPool, tenant: Hashable, since: float, _outcome: Outcome) -> None:

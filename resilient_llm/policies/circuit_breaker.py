@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -14,20 +14,23 @@ from resilient_llm.core.circuit import Admission, Circuit, CircuitOptions, Circu
 from resilient_llm.errors import CircuitOpenError, ConfigurationError
 from resilient_llm.ordering import Placement
 from resilient_llm.outcome import Outcome, Verdict
-from resilient_llm.policies._keyed import Key, Keyed
+from resilient_llm.policies._keyed import OVERFLOW, Key, Keyed
 from resilient_llm.policies._options import at_least, flag, label, number
+from resilient_llm.policies._shared_circuits import SharedCircuit, SharedCircuits
 from resilient_llm.telemetry.names import BREAKER_NAME, BREAKER_STATE
 
 if TYPE_CHECKING:
     from resilient_llm.call import Call, CallNext
     from resilient_llm.message import Reply
+    from resilient_llm.stores.protocol_circuits import CircuitStore
     from resilient_llm.telemetry import Telemetry
 
 __all__ = ["CircuitBreaker"]
 
+_SUCCESS = Result.SUCCESS
+_FAILURE = Result.FAILURE
 _RESULTS = {
-    Verdict.SUCCESS: Result.SUCCESS,
-    Verdict.FAILURE: Result.FAILURE,
+    Verdict.FAILURE: _FAILURE,
     Verdict.THROTTLED: Result.THROTTLED,
 }
 _GAUGE = {CircuitState.CLOSED: 0, CircuitState.HALF_OPEN: 1, CircuitState.OPEN: 2, CircuitState.ISOLATED: 3}
@@ -55,11 +58,12 @@ _MAX_REPORTED = 100  # circuits with a gauge of their own: keys may come from us
 class _KeyedCircuit:
     """A circuit, the key it is for, and the error that last counted against it."""
 
-    __slots__ = ("circuit", "key", "last_error")
+    __slots__ = ("circuit", "key", "last_error", "shared")
 
     def __init__(self, key: Hashable, options: CircuitOptions, rng: Random) -> None:
         self.key = key
         self.circuit = Circuit(options, rng=rng)
+        self.shared: SharedCircuit | None = None
         self.last_error: str | None = None
 
 
@@ -70,7 +74,8 @@ class CircuitBreaker:
     The options and their defaults are those of `CircuitOptions`. Each `key` has a circuit of its own. An
     attempt counts when its reply has been read to its end: failures of the target do, throttling (429),
     the request's own faults and cancellations do not. With `dry_run` everything is counted and reported,
-    nothing refused. Raises `CircuitOpenError` with `retry_after`.
+    nothing refused. With a `store` circuits are shared, by `name`, with all processes that use it: their states and
+    their probes are, and what was counted is not. Raises `CircuitOpenError` with `retry_after`.
     """
 
     failure_ratio: float | None = 0.5
@@ -91,9 +96,11 @@ class CircuitBreaker:
     max_keys: int = 10_000
     dry_run: bool = False
     random: Random = field(default_factory=Random, repr=False)
+    store: CircuitStore | None = None
     name: str = "circuit"
     placement: ClassVar[Placement] = Placement.BREAKER
     _circuits: Keyed[_KeyedCircuit] = field(init=False, repr=False)
+    _shared: SharedCircuits | None = field(init=False, repr=False)
     _telemetries: WeakSet[Telemetry] = field(init=False, repr=False, default_factory=WeakSet)
 
     def __post_init__(self) -> None:
@@ -109,11 +116,21 @@ class CircuitBreaker:
         circuits = Keyed(
             self.name,
             self.key,
-            lambda key: _KeyedCircuit(key, options, self.random),
+            lambda key: self._new(key, options),
             idle=lambda keyed, now: keyed.circuit.idle(now),
             max_keys=self.max_keys,
         )
+        shared = None
+        if self.store is not None:
+            shared = SharedCircuits(self.store, self.name, options, max_keys=self.max_keys)
         object.__setattr__(self, "_circuits", circuits)
+        object.__setattr__(self, "_shared", shared)
+
+    def _new(self, key: Hashable, options: CircuitOptions) -> _KeyedCircuit:
+        keyed = _KeyedCircuit(key, options, self.random)
+        if self._shared is not None and key is not OVERFLOW:
+            keyed.shared = self._shared.share(key, keyed.circuit)
+        return keyed
 
     def _options(self) -> CircuitOptions:
         return CircuitOptions(
@@ -133,12 +150,26 @@ class CircuitBreaker:
             probe_timeout=self.probe_timeout,
         )
 
-    async def __call__(self, call: Call, call_next: CallNext) -> Reply:
+    def __call__(self, call: Call, call_next: CallNext) -> Awaitable[Reply]:
         """Let an attempt through, or refuse it at once."""
-        keyed = self._circuits(call)
-        circuit = keyed.circuit
-        admission = circuit.admit(call.loop.time())
-        if circuit.transitions:
+        keyed = self._circuits.of(call)
+        if self._shared is not None and keyed.shared is not None:
+            return self._ask(call, call_next, keyed, self._shared.admit(call, keyed.shared))
+        self._act(call, keyed, keyed.circuit.admit(call.loop.time()))
+        return call_next(call)
+
+    async def _ask(
+        self,
+        call: Call,
+        call_next: CallNext,
+        keyed: _KeyedCircuit,
+        admission: Awaitable[Admission | Refusal],
+    ) -> Reply:
+        self._act(call, keyed, await admission)
+        return await call_next(call)
+
+    def _act(self, call: Call, keyed: _KeyedCircuit, admission: Admission | Refusal) -> None:
+        if keyed.circuit.transitions:
             self._report(call, keyed)
         if isinstance(admission, Refusal):
             error = self._refused(keyed, admission)
@@ -147,16 +178,27 @@ class CircuitBreaker:
                 raise error
         else:
             call.on_finish(partial(self._record, call, keyed, admission))
-        return await call_next(call)
 
     def _record(self, call: Call, keyed: _KeyedCircuit, admission: Admission, outcome: Outcome) -> None:
         now = call.loop.time()
         circuit = keyed.circuit
-        result = _RESULTS.get(outcome.verdict, Result.NEUTRAL)
-        if result is Result.FAILURE:
+        result = _SUCCESS if outcome.ok else _RESULTS.get(outcome.verdict, Result.NEUTRAL)
+        if result is _FAILURE:
             keyed.last_error = outcome.error_type
         to_first = call.first_content if call.first_content is not None else now - call.started
-        circuit.record(admission, now, result, time_to_first_token=to_first, retry_after=outcome.retry_after)
+        if self._shared is None or keyed.shared is None:
+            circuit.record(
+                admission, now, result, time_to_first_token=to_first, retry_after=outcome.retry_after
+            )
+        else:
+            self._shared.record(
+                keyed.shared,
+                admission,
+                now,
+                result,
+                time_to_first_token=to_first,
+                retry_after=outcome.retry_after,
+            )
         if circuit.transitions:
             self._report(call, keyed)
 
@@ -178,21 +220,40 @@ class CircuitBreaker:
     def _refused(self, keyed: _KeyedCircuit, refusal: Refusal) -> CircuitOpenError:
         name = self._label(keyed)
         isolated = refusal.state is CircuitState.ISOLATED
-        cause = "it was isolated by hand" if isolated else f"{refusal.reason}, last error: {keyed.last_error}"
+        cause = (
+            "it was isolated by hand"
+            if isolated
+            else f"{refusal.reason}, last error: {self._last_error(keyed)}"
+        )
         return CircuitOpenError(
             f"{name} is {refusal.state.value} ({cause})",
             retry_after=None if isolated else refusal.retry_after,
             name=self.name,
         )
 
-    def lets_through_in(self, call: Call, delay: float) -> bool:
-        """Tell whether the call's circuit would let an attempt through `delay` seconds from now, as things stand."""
-        return self.dry_run or self._circuits(call).circuit.retry_after(call.loop.time()) <= delay
+    def _last_error(self, keyed: _KeyedCircuit) -> str | None:
+        elsewhere = keyed.last_error is None and keyed.shared is not None
+        return "another process's" if elsewhere else keyed.last_error
+
+    def reopens_in(self, call: Call) -> float:
+        """Give the seconds until the call's circuit would let an attempt through, as things stand; 0 is now."""
+        if self.dry_run:
+            return 0.0
+        keyed = self._circuits.of(call)
+        if self._shared is not None and keyed.shared is not None:
+            return self._shared.look(call, keyed.shared)
+        return keyed.circuit.retry_after(call.loop.time())
 
     def state(self, key: Hashable) -> CircuitState:
         """Give the state of a key's circuit; an open one whose break has elapsed is still `OPEN` until a call comes."""
         keyed = self._circuits.peek(key)
-        return CircuitState.CLOSED if keyed is None else keyed.circuit.state
+        if keyed is not None:
+            return keyed.circuit.state
+        return CircuitState.CLOSED if self._shared is None else self._shared.state(key)
+
+    def states(self) -> Mapping[Hashable, CircuitState]:
+        """Give the state of every circuit there is, by its key."""
+        return {keyed.key: keyed.circuit.state for keyed in self._circuits.values()}
 
     def isolate(self, key: Hashable) -> None:
         """Let nothing through for a key until `close`.
@@ -203,7 +264,7 @@ class CircuitBreaker:
         self._circuits.change_one(key, self._isolate)
 
     def _isolate(self, keyed: _KeyedCircuit, now: float) -> None:
-        keyed.circuit.isolate(now)
+        self._change(keyed, keyed.circuit.isolate, now)
         self._report_by_hand(keyed)
 
     def close(self, key: Hashable) -> None:
@@ -211,8 +272,14 @@ class CircuitBreaker:
         self._circuits.change_one(key, self._close)
 
     def _close(self, keyed: _KeyedCircuit, now: float) -> None:
-        keyed.circuit.close(now)
+        self._change(keyed, keyed.circuit.close, now)
         self._report_by_hand(keyed)
+
+    def _change(self, keyed: _KeyedCircuit, change: Callable[[float], None], now: float) -> None:
+        if self._shared is None or keyed.shared is None:
+            change(now)
+        else:
+            self._shared.change(keyed.shared, change, now)
 
     def _report_by_hand(self, keyed: _KeyedCircuit) -> None:
         for change in keyed.circuit.drain():
@@ -224,6 +291,8 @@ class CircuitBreaker:
     def observe(self, telemetry: Telemetry) -> None:
         """Report the gauge `breaker.state`: 0 closed, 1 half-open, 2 open, 3 isolated."""
         self._telemetries.add(telemetry)
+        if self.store is not None:
+            self.store.guard.observe(telemetry)
         telemetry.observe(
             BREAKER_STATE, self._observe, "1", "0 closed, 1 half-open, 2 open, 3 isolated", merge=max
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
@@ -13,13 +13,16 @@ from resilient_llm.ordering import Placement
 from resilient_llm.outcome import Outcome, Scope, Verdict
 from resilient_llm.policies._keyed import Key, Keyed
 from resilient_llm.policies._options import at_least, flag, label, number, seconds
+from resilient_llm.policies._shared_slots import SharedSlotPool, observe_leases, pool_name
 from resilient_llm.policies._shares import Weights, fair_room
 from resilient_llm.policies._slots import SlotPool
+from resilient_llm.policies._voted_slots import VotedSlotPool
 from resilient_llm.telemetry.names import LIMITER_NAME
 
 if TYPE_CHECKING:
     from resilient_llm.call import Call, CallNext
     from resilient_llm.message import Reply
+    from resilient_llm.stores.protocol_leases import LeaseStore
     from resilient_llm.telemetry import Telemetry
 
 __all__ = ["ConcurrencyLimit"]
@@ -39,6 +42,11 @@ class _KeyedLimit:
         self.pool = pool
         self.running = 0
 
+    @property
+    def in_flight(self) -> int:
+        """Count the attempts that hold a slot, in all processes that share them."""
+        return self.pool.held if isinstance(self.pool, SharedSlotPool) else self.pool.slots.in_use
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ConcurrencyLimit:
@@ -57,6 +65,10 @@ class ConcurrencyLimit:
     reply has been read to its end. With `dry_run` everything is counted and reported, nothing waits and nothing is
     refused. Raises `ConcurrencyLimitError` with a guess at `retry_after`. For a limit that is known use
     `Bulkhead(key="target")`.
+
+    Each process finds its own share. With a `store` all that share it have one limit, by `name`: each finds out how
+    many attempts of all may be in flight, and the mean of what they find is the limit. Then `StoreUnavailableError` is
+    raised where a store that does not answer is to refuse calls.
     """
 
     initial: int = 20
@@ -73,6 +85,7 @@ class ConcurrencyLimit:
     max_keys: int = 10_000
     algorithm: Callable[[], LimitAlgorithm] | None = None
     dry_run: bool = False
+    store: LeaseStore | None = None
     name: str = "concurrency_limit"
     # Not a limit on calls: between a call's attempts lie backoffs, which are no time of the target's.
     placement: ClassVar[Placement] = Placement.ATTEMPT_CONCURRENCY
@@ -117,7 +130,19 @@ class ConcurrencyLimit:
             max_queued_total=self.max_queued_total,
             weights=self.weights,
             ageing=self.ageing,
+            displaces=self.store is None,  # there a place in the queue may be one in the store's, too
         )
+        if self.store is not None:
+            shared = VotedSlotPool(
+                algorithm.limit,
+                room,
+                store=self.store,
+                pool=pool_name(self.name, key),
+                name=self.name,
+                max_wait=self.max_wait,
+                error=ConcurrencyLimitError,
+            )
+            return _KeyedLimit(key, algorithm, shared)
         pool = SlotPool(
             algorithm.limit,
             room,
@@ -127,31 +152,51 @@ class ConcurrencyLimit:
         )
         return _KeyedLimit(key, algorithm, pool)
 
-    async def __call__(self, call: Call, call_next: CallNext) -> Reply:
+    def __call__(self, call: Call, call_next: CallNext) -> Awaitable[Reply]:
         """Take a slot, waiting for it if need be, and await the rest of the pipeline."""
-        limit = self._limits(call)
-        pool, tenant = limit.pool, call.tenant
+        limit = self._limits.of(call)
+        pool = limit.pool
         if self.dry_run:
-            pool.rehearse(call, tenant)
+            asked = pool.rehearse(call, call.tenant)
             limit.running += 1
-            in_flight = limit.running
-        else:
-            pool.check_nesting()
-            if not pool.slots.try_acquire(tenant):
-                await pool.acquire(call, tenant)
-            call.holds += (pool,)
-            in_flight = pool.slots.in_use
+            if asked is not None:
+                return self._send_after(asked, call, call_next, limit)
+            return self._send(call, call_next, limit, limit.running)
+        pool.check_nesting()
+        if not pool.slots.try_acquire(call.tenant):
+            return self._wait(call, call_next, limit)
+        return self._send(call, call_next, limit, pool.slots.in_use)
+
+    async def _wait(self, call: Call, call_next: CallNext, limit: _KeyedLimit) -> Reply:
+        await limit.pool.acquire(call, call.tenant)
+        return await self._send(call, call_next, limit, limit.in_flight)
+
+    async def _send_after(
+        self, asked: Awaitable[None], call: Call, call_next: CallNext, limit: _KeyedLimit
+    ) -> Reply:
+        try:
+            await asked
+        except BaseException:
+            limit.running -= 1
+            raise
+        return await self._send(call, call_next, limit, limit.in_flight)
+
+    def _send(self, call: Call, call_next: CallNext, limit: _KeyedLimit, in_flight: int) -> Awaitable[Reply]:
+        """Await the rest of the pipeline, with a slot until the call ends."""
+        if not self.dry_run:
+            call.holds += (limit.pool,)
         sent = Sent(call.loop.time(), in_flight, limit.algorithm.generation)
-        call.on_finish(partial(self._finish, call, limit, tenant, sent))
-        return await call_next(call)
+        call.on_finish(partial(self._finish, call, limit, call.tenant, sent))
+        return call_next(call)
 
     def _finish(self, call: Call, limit: _KeyedLimit, tenant: Hashable, sent: Sent, outcome: Outcome) -> None:
         now = call.loop.time()
-        dropped = _is_drop(outcome)
+        succeeded = outcome.ok
+        dropped = not succeeded and _is_drop(outcome)
         pool = limit.pool
-        if dropped or outcome.ok:
+        if succeeded or dropped:
             size = limit.algorithm.on_sample(now, sent, dropped=dropped)
-            if size != pool.slots.limit:
+            if size != pool.slots.limit or self.store is not None:
                 pool.resize(size, now)
         if self.dry_run:
             limit.running -= 1
@@ -161,6 +206,8 @@ class ConcurrencyLimit:
     def limit(self, key: Hashable) -> int:
         """Give the limit of a key as it is now; of one that no attempt was made for, what it would begin with."""
         limit = self._limits.peek(key)
+        if limit is not None and self.store is not None:
+            return limit.pool.slots.limit
         return (self._new_algorithm() if limit is None else limit.algorithm).limit
 
     def in_use(self) -> int:
@@ -172,7 +219,9 @@ class ConcurrencyLimit:
         return sum(len(limit.pool.slots.room) for limit in self._limits.values())
 
     def observe(self, telemetry: Telemetry) -> None:
-        """Report the gauges `concurrency.limit`, `concurrency.active` and `concurrency.queued`."""
+        """Report the gauges `concurrency.limit`, `concurrency.active` and `concurrency.queued`, and the store's."""
+        if self.store is not None:
+            observe_leases(telemetry, self.store)
         telemetry.observe(
             "concurrency.limit", self._observe_limit, "{attempt}", "Attempts that may be in flight"
         )
@@ -185,7 +234,8 @@ class ConcurrencyLimit:
 
     def _observe_limit(self) -> Iterable[tuple[float, Mapping[str, str]]]:
         for _, limit in zip(range(_MAX_REPORTED), self._limits.values(), strict=False):
-            yield limit.algorithm.limit, {LIMITER_NAME: self._series(limit)}
+            size = limit.algorithm.limit if self.store is None else limit.pool.slots.limit
+            yield size, {LIMITER_NAME: self._series(limit)}
 
     def _series(self, limit: _KeyedLimit) -> str:
         """Give a limit's name for telemetry, without a key that may be a tenant's: there are too many of these."""

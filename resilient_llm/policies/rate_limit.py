@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -13,6 +13,7 @@ from resilient_llm._loop import LoopBound
 from resilient_llm.core.quota import LimitLevel, Reservation
 from resilient_llm.core.rate_feedback import learn, learn_refusal
 from resilient_llm.core.ratelimit_headers import rate_limit_levels
+from resilient_llm.core.token_bucket import TokenBucket
 from resilient_llm.core.waiting_room import WaitingRoom
 from resilient_llm.errors import (
     AttemptError,
@@ -26,6 +27,7 @@ from resilient_llm.policies._options import at_least, seconds
 from resilient_llm.policies._quotas import QuotaSet
 from resilient_llm.policies._rate_waiters import RateWaiters
 from resilient_llm.policies._settlement import never_sent, tokens_used
+from resilient_llm.policies._shared_quotas import BucketView, SharedQuotas, SharedTake
 from resilient_llm.policies._shares import weight_function
 from resilient_llm.policies.limit import Limit
 from resilient_llm.policies.tokens import Estimate, TokenEstimate, amount, estimate_once
@@ -34,6 +36,7 @@ from resilient_llm.telemetry.names import DRY_RUN, LIMIT_UNIT, LIMITER_NAME, WAI
 if TYPE_CHECKING:
     from resilient_llm.call import Call, CallNext
     from resilient_llm.message import Headers, Reply
+    from resilient_llm.stores.protocol import RateStore
     from resilient_llm.telemetry import Telemetry
 
 __all__ = ["RateLimit"]
@@ -46,7 +49,7 @@ class RateLimit:
     `RateLimit(requests_per_minute=..., tokens_per_minute=..., burst=...)` limits each `key`, by default each tenant,
     as one `Limit` with these options; `limits` are several, of which a call takes all it needs or nothing. A bucket
     holds `window` seconds' worth, and grants in any T seconds at most that and what T seconds refill, less what is
-    given back. Counted in this process only.
+    given back. Counted in this process only; with a `store`, by `name` and for all processes that share it.
 
     A call reserves one request, or what `cost` says, and its `estimate` of tokens; once it is over, the usage that
     its reply reported replaces the estimate, and what was never sent is given back. The replies of a provider lower
@@ -59,7 +62,8 @@ class RateLimit:
     leaves a debt of at most a minute's worth, or one bucket where that is more; beyond that it is refused too. With
     `dry_run` everything is counted and reported, nothing waits and nothing is refused.
 
-    Raises `RateLimitedError` and `CostExceedsCapacityError`.
+    Raises `RateLimitedError` and `CostExceedsCapacityError`, and `StoreUnavailableError` where a store that does not
+    answer is to refuse calls.
     """
 
     requests_per_minute: float | None = None
@@ -79,11 +83,13 @@ class RateLimit:
     oversize: Literal["refuse", "borrow"] = "refuse"
     max_keys: int = 10_000
     dry_run: bool = False
+    store: RateStore | None = None
     name: str = "rate_limit"
     placement: ClassVar[Placement] = Placement.ADMISSION
     attempt_placement: ClassVar[Placement] = Placement.ATTEMPT_RATE
     _quotas: QuotaSet = field(init=False, repr=False)
     _waiters: RateWaiters = field(init=False, repr=False)
+    _shared: SharedQuotas | None = field(init=False, repr=False)
     _loop: LoopBound = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -95,7 +101,9 @@ class RateLimit:
         seconds(ageing=self.ageing, zero=True)
         if self.oversize not in ("refuse", "borrow"):
             raise ConfigurationError(f"oversize={self.oversize!r}: allowed are 'refuse' and 'borrow'")
-        quotas = QuotaSet(self._all_limits(), max_keys=self.max_keys, name=self.name)
+        limits = self._all_limits()
+        bucket = TokenBucket if self.store is None else BucketView
+        quotas = QuotaSet(limits, max_keys=self.max_keys, name=self.name, bucket=bucket)
         try:
             self._make_room()
         except ValueError as error:
@@ -103,7 +111,19 @@ class RateLimit:
         waiters = RateWaiters(
             quotas, self._make_room, max_queued=self._max_queued_total, max_wait=self.max_wait, name=self.name
         )
+        shared = None
+        if self.store is not None:
+            shared = SharedQuotas(
+                self.store,
+                quotas,
+                waiters,
+                limits,
+                name=self.name,
+                borrow=self.oversize == "borrow",
+                dry_run=self.dry_run,
+            )
         object.__setattr__(self, "_quotas", quotas)
+        object.__setattr__(self, "_shared", shared)
         object.__setattr__(self, "_waiters", waiters)
         object.__setattr__(self, "_loop", LoopBound(self.name, self._forget))
 
@@ -143,6 +163,8 @@ class RateLimit:
     def _forget(self) -> None:
         self._quotas.clear()
         self._waiters.forget()
+        if self._shared is not None:
+            self._shared.forget()
 
     def check_door(self, door: Door) -> None:
         """Refuse to count tokens where there is no prompt to estimate them from, and nobody else says how many."""
@@ -152,28 +174,57 @@ class RateLimit:
                 f"{self.name}: {where} has no prompt to estimate tokens from: give estimate="
             )
 
-    async def __call__(self, call: Call, call_next: CallNext) -> Reply:
+    def __call__(self, call: Call, call_next: CallNext) -> Awaitable[Reply]:
         """Take what the call needs of every limit, waiting for it if need be, and await the rest of the pipeline."""
-        self._loop.bind(call.loop)
+        if self._loop.loop is not call.loop:
+            self._loop.bind(call.loop)
         now = call.loop.time()
         reservation = self._reserve(call, now)
+        if self._shared is not None:
+            return self._take_shared(call, call_next, self._shared, reservation)
         if self.dry_run:
             if not self._rehearse(call, reservation, now):
-                return await call_next(call)
+                return call_next(call)
         elif len(self._waiters.queue) or not reservation.take_at_once(now):
-            if error := self._oversized(reservation, now):
-                call.telemetry.rejected(call, error)
-                raise error
-            await self._waiters.take(call, reservation, now)
-        call.on_finish(partial(self._finish, call, reservation))
-        if not self._quotas.mirrored or call.inbound:
+            return self._wait(call, call_next, reservation, now)
+        return self._send(call, call_next, reservation)
+
+    async def _take_shared(
+        self, call: Call, call_next: CallNext, shared: SharedQuotas, reservation: Reservation
+    ) -> Reply:
+        taken = await shared.take(call, reservation, call.loop.time())
+        if taken is None:
             return await call_next(call)
+        return await self._send(call, call_next, reservation, taken)
+
+    async def _wait(self, call: Call, call_next: CallNext, reservation: Reservation, now: float) -> Reply:
+        if error := self._oversized(reservation, now):
+            call.telemetry.rejected(call, error)
+            raise error
+        await self._waiters.take(call, reservation, now)
+        return await self._send(call, call_next, reservation)
+
+    def _send(
+        self, call: Call, call_next: CallNext, reservation: Reservation, taken: SharedTake | None = None
+    ) -> Awaitable[Reply]:
+        """Await the rest of the pipeline, with what was taken until the call ends."""
+        finish = partial(self._finish, call, reservation)
+        call.on_finish(finish if taken is None else partial(finish, taken=taken))
+        if not self._quotas.mirrored or call.inbound:
+            return call_next(call)
+        return self._send_and_learn(call, call_next, reservation, taken)
+
+    async def _send_and_learn(
+        self, call: Call, call_next: CallNext, reservation: Reservation, taken: SharedTake | None
+    ) -> Reply:
         try:
             reply = await call_next(call)
         except AttemptError as error:
-            self._learn(call, reservation, [] if error.reply is None else error.reply.headers, error.outcome)
+            headers = [] if error.reply is None else error.reply.headers
+            self._learn(call, reservation, taken, headers, error.outcome)
             raise
-        self._learn(call, reservation, reply.headers)
+        if reply.headers:
+            self._learn(call, reservation, taken, reply.headers)
         return reply
 
     def _reserve(self, call: Call, now: float) -> Reservation:
@@ -197,25 +248,37 @@ class RateLimit:
             call.telemetry.event(call, "would_wait", would)
         return wait is not None
 
-    def _finish(self, call: Call, reservation: Reservation, outcome: Outcome) -> None:
+    def _finish(
+        self, call: Call, reservation: Reservation, outcome: Outcome, *, taken: SharedTake | None = None
+    ) -> None:
         now = call.loop.time()
         tokens = tokens_used(call, outcome, self.estimate) if self._quotas.counts_tokens else None
         if not outcome.ok and never_sent(call, outcome):
             reservation.cancel(now)
+            used = None
         elif tokens is None:
             reservation.keep()
             return
         else:
+            used = tokens
             self._quotas.settle(reservation, tokens, now)
+        if taken is not None and self._shared is not None:
+            self._shared.settle(call, taken, reservation, used)
         self._waiters.give_back(call.tenant, now, reservation)
 
     def _learn(
-        self, call: Call, reservation: Reservation, headers: Headers, outcome: Outcome | None = None
+        self,
+        call: Call,
+        reservation: Reservation,
+        taken: SharedTake | None,
+        headers: Headers,
+        outcome: Outcome | None = None,
     ) -> None:
         """Lower the levels of limits that mirror the provider's to what its reply says."""
         if not headers and outcome is None:
             return
         now = call.loop.time()
+        before = [] if taken is None else [bucket.level(now) for bucket, _ in reservation.charges]
         # Only for a reset given as a date by a reply without one; that is on the world's clock.
         levels = rate_limit_levels(headers, datetime.now(UTC).timestamp())  # noqa: TID251
         refused = False
@@ -226,6 +289,8 @@ class RateLimit:
             learn_refusal(levels, reservation, self._quotas.mirrored, now, retry_after=retry_after)
         if levels:
             learn(levels, reservation, self._quotas.mirrored, now, refused=refused)
+        if taken is not None and self._shared is not None:
+            self._shared.lower(call, taken, reservation, before)
 
     def levels(self, call: Call) -> tuple[LimitLevel, ...]:
         """Say where the limits of a call stand, for `RateLimit` headers and the like."""
@@ -236,7 +301,9 @@ class RateLimit:
         return len(self._waiters.queue)
 
     def observe(self, telemetry: Telemetry) -> None:
-        """Report the gauge `limit.remaining`: by limit, of the key that has least."""
+        """Report the gauge `limit.remaining`, by limit, of the key that has least, and those of the store."""
+        if self.store is not None:
+            self.store.guard.observe(telemetry)
         telemetry.observe(
             "limit.remaining", self._observe, "1", "What remains of a limit, for who has least", merge=min
         )
@@ -247,7 +314,7 @@ class RateLimit:
 
     def _clock(self) -> float:
         """Give the time, or in a thread where trio's cannot be read, one so early that nothing is refilled by it."""
-        loop = self._loop._loop
+        loop = self._loop.loop
         try:
             return -math.inf if loop is None else loop.time()
         except RuntimeError:

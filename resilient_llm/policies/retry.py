@@ -22,19 +22,25 @@ from resilient_llm.policies._options import at_least, flag, label, number, secon
 from resilient_llm.policies.deadline import Deadline
 
 if TYPE_CHECKING:
-    from resilient_llm.call import Call, CallNext
+    from resilient_llm.call import Call, CallNext, Route
     from resilient_llm.message import Reply
 
 __all__ = ["Retry"]
 
 _MAX_KEYS = 1024
+_ROUNDING = 1e-6
+"""Seconds by which a time that was kept on a clock may be off."""
 
 
 class _Wait(NamedTuple):
-    """A backoff that was decided: its length in seconds, and what it comes from."""
+    """A backoff that was decided: its length in seconds, and what it comes from or, if infinite, is impossible for."""
 
     delay: float
     source: str
+
+
+_AT_ONCE = _Wait(0.0, "")
+"""No wait: the next attempt goes to another target, or to another model."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -97,10 +103,15 @@ class Retry:
 
     async def __call__(self, call: Call, call_next: CallNext) -> Reply:
         """Make attempts until one succeeds or no further one makes sense."""
-        budget = self._budgets(call)
-        budget.deposit(call.loop.time())
+        budget = call.budget = self._budgets.of(call)
         await self._prepare(call)
         failure: AttemptError | None = None
+        refusals = 0
+        if call.broke is None:
+            budget.deposit(call.loop.time())
+        else:  # a stream that was read in part is to be gone on with: one more attempt of the same call
+            failure = AttemptError(call.broke)
+            await self._wait_after(call, failure, budget)
         while True:
             attempt = call.attempt(reason="retry" if call.attempts else "initial")
             try:
@@ -112,20 +123,27 @@ class Retry:
                 if failure is None:
                     raise
                 call.retries -= 1
-                call.exhausted = True
-                raise failure  # noqa: B904 - its cause is the transport's own exception, and stays
+                refusals += 1
+                if call.route is None or refusals >= self.max_attempts:
+                    call.exhausted = True
+                    raise failure  # noqa: B904 - its cause is the transport's own exception, and stays
             except AttemptError as error:
                 if failure is not None and failure.reply is not None:
                     await failure.reply.stream.aclose()
                 failure = error
-            wait = self._decide(call, failure.outcome, budget)
-            if wait is None:
-                raise failure
-            if failure.reply is not None and not failure.reply.buffered:
-                await failure.reply.stream.aclose()
-                failure.reply = None
+            await self._wait_after(call, failure, budget)
+
+    async def _wait_after(self, call: Call, failure: AttemptError, budget: RetryBudget) -> None:
+        """Wait until the next attempt is to be made; raises the failure when there is to be none."""
+        wait = self._decide(call, failure.outcome, budget)
+        if wait is None:
+            raise failure
+        if failure.reply is not None and not failure.reply.buffered:
+            await failure.reply.stream.aclose()
+            failure.reply = None
+        if wait is not _AT_ONCE:
             await self._back_off(call, wait, budget)
-            call.retries += 1
+        call.retries += 1
 
     async def _prepare(self, call: Call) -> None:
         request = call.request
@@ -142,40 +160,55 @@ class Retry:
 
     def _decide(self, call: Call, outcome: Outcome, budget: RetryBudget) -> _Wait | None:
         """Give the wait before the next attempt, or `None` when there is to be none."""
-        if not outcome.retryable:
+        route = call.route
+        if not outcome.retryable and (route is None or not outcome.fails_over):
             return None
-        wait = self._wait(call, outcome)
-        why = self._not_again(call, outcome) or self._not_then(call, wait, budget)
+        why = self._never_again(call, outcome)
         if why is None:
-            return wait
+            tries = call.attempts - call.hedges if route is None else route.tries
+            if tries >= self.max_attempts:
+                why = "max_attempts"
+            elif route is not None and outcome.fails_over and route.elsewhere(call):
+                return _AT_ONCE
+            elif outcome.retryable or (route is not None and outcome.dead_credential):
+                wait = self._wait(call, outcome, tries)
+                why = self._not_then(call, wait, budget)
+                if why is None:
+                    return wait
+            else:
+                why = "no_other_target"
+            if route is not None and outcome.fails_over and route.next_model(call):
+                return _AT_ONCE
         call.exhausted = True
         call.telemetry.retry_suppressed(call, why)
         return None
 
-    def _not_again(self, call: Call, outcome: Outcome) -> str | None:
-        """Say why the request may not be sent again, whenever that would be."""
-        if call.attempts >= self.max_attempts:
-            return "max_attempts"
+    def _never_again(self, call: Call, outcome: Outcome) -> str | None:
+        """Say why the request may not be sent again, whenever and wherever that would be."""
         if not call.request.replayable:
             return "body_not_replayable"
         if outcome.ambiguous and not self.retry_ambiguous:
             return "ambiguous"
         if (outcome.ambiguous or outcome.status is not None) and not call.profile.repeat_safe:
             return "not_repeat_safe"
+        if call.remaining() < self.min_remaining:
+            return "deadline"
         return None
 
     def _not_then(self, call: Call, wait: _Wait, budget: RetryBudget) -> str | None:
         """Say why it may not be sent after that wait; else take it out of the budget."""
         if math.isinf(wait.delay):
-            return "retry_after_over_cap"
+            return wait.source
         if wait.delay + self.min_remaining > call.remaining():
             return "deadline"
-        if not all(circuit.lets_through_in(call, wait.delay) for circuit in call.circuits):
+        if call.route is None and any(circuit.reopens_in(call) > wait.delay for circuit in call.circuits):
             return "circuit_open"
         return None if budget.withdraw(call.loop.time()) else "budget"
 
-    def _wait(self, call: Call, outcome: Outcome) -> _Wait:
-        delay = self.backoff.delay(call.attempts, self.random)
+    def _wait(self, call: Call, outcome: Outcome, tries: int) -> _Wait:
+        delay = self.backoff.delay(max(1, tries), self.random)
+        if call.route is not None:
+            return self._wait_for_target(call, call.route, delay)
         hint = outcome.retry_after
         if hint is None or not hint:  # 0 sets no minimum
             return _Wait(delay, "exponential")
@@ -186,11 +219,24 @@ class Retry:
                 return _Wait(delay, "exponential")
             return _Wait(max(delay, floor_with_jitter(hint, self.random)), "ratelimit_reset")
         if hint > self.max_retry_after:  # the hint itself: its jitter may go past the cap, a provider may not
-            return _Wait(math.inf, "retry_after")
+            return _Wait(math.inf, "retry_after_over_cap")
         return _Wait(max(delay, floor_with_jitter(hint, self.random)), "retry_after")
+
+    def _wait_for_target(self, call: Call, route: Route, delay: float) -> _Wait:
+        """Wait until one of the targets may be asked: they keep what they were told, by this call or another."""
+        wait, spread = route.again_in(call, delay)
+        if math.isinf(wait):
+            return _Wait(math.inf, "no_other_target")
+        if wait > self.max_retry_after + _ROUNDING:  # without its jitter, as above
+            return _Wait(math.inf, "retry_after_over_cap")
+        if wait <= delay:
+            return _Wait(wait, "exponential")
+        return _Wait(wait + self.random.uniform(0.0, spread), "target")
 
     async def _back_off(self, call: Call, wait: _Wait, budget: RetryBudget) -> None:
         since = call.loop.time()
+        if call.route is not None:
+            call.route.begin_round()
         try:
             await anyio.sleep(wait.delay)
         finally:

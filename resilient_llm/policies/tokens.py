@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, TypeAlias
 
 from resilient_llm.errors import ConfigurationError
-from resilient_llm.policies._options import at_least
+from resilient_llm.policies._options import at_least, label, number
 
 if TYPE_CHECKING:
     from resilient_llm.call import Call
@@ -26,6 +26,7 @@ __all__ = [
     "amount",
     "estimate_once",
     "has_output",
+    "output_limit",
     "prompt_tokens",
 ]
 
@@ -95,10 +96,9 @@ class TokenEstimate:
 
     def __post_init__(self) -> None:
         at_least(0, output_tokens=self.output_tokens, attachment_tokens=self.attachment_tokens)
-        if not 0 < self.bytes_per_token < math.inf:
-            raise ConfigurationError(
-                f"bytes_per_token={self.bytes_per_token!r}: allowed are finite numbers above 0"
-            )
+        number(0, math.inf, inside=True, bytes_per_token=self.bytes_per_token)
+        if self.encoding is not None:
+            label(encoding=self.encoding)
         count = self._by_bytes if self.encoding is None else _tiktoken_counter(self.encoding)
         object.__setattr__(self, "_count", count)
 
@@ -111,7 +111,10 @@ class TokenEstimate:
 
     def prompt(self, call: Call) -> int:
         """Give the part of the estimate that is the prompt's."""
-        body = call.request.json
+        return self.of(call.request.json)
+
+    def of(self, body: JSONObject) -> int:
+        """Give the tokens of the prompt in the body of a request, or in a part of one."""
         texts, ids, attachments = _said_in([value for name, value in body.items() if name in _PROMPT])
         if not (texts or ids or attachments):
             return 0
@@ -119,9 +122,7 @@ class TokenEstimate:
         return math.ceil(min(count + min(attachments * self.attachment_tokens, MOST_TOKENS), MOST_TOKENS))
 
     def _output(self, body: JSONObject) -> int:
-        config = body.get("generationConfig")
-        places = (body, config) if isinstance(config, Mapping) else (body,)
-        return _first(places, _OUTPUT_LIMITS, self.output_tokens) * max(1, _first(places, _CHOICES, 1))
+        return output_limit(body, self.output_tokens) * max(1, _first(_places(body), _CHOICES, 1))
 
     def _by_bytes(self, text: str) -> float:
         size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
@@ -131,6 +132,11 @@ class TokenEstimate:
 def has_output(call: Call) -> bool:
     """Tell whether tokens are written in answer to a call."""
     return call.operation not in _NO_OUTPUT
+
+
+def output_limit(body: JSONObject, otherwise: int) -> int:
+    """Give the most tokens that a request lets an answer have; `otherwise` where it sets nothing."""
+    return _first(_places(body), _OUTPUT_LIMITS, otherwise)
 
 
 def _said_in(parts: list[object]) -> tuple[list[str], int, int]:
@@ -182,8 +188,10 @@ def amount(option: str, ask: Estimate, call: Call, *, otherwise: Estimate) -> fl
     """
     try:
         number = float(ask(call))
-        if 0 <= number < math.inf:
-            return min(number, MOST_TOKENS)
+        if 0 <= number <= MOST_TOKENS:
+            return number
+        if MOST_TOKENS < number < math.inf:
+            return MOST_TOKENS
         logger.error("%s=%r gave %r: allowed are finite numbers from 0", option, ask, number)
     except Exception:
         logger.exception("%s=%r failed", option, ask)
@@ -191,10 +199,16 @@ def amount(option: str, ask: Estimate, call: Call, *, otherwise: Estimate) -> fl
 
 
 def _is_attachment(part: Mapping[str, object]) -> bool:
-    if part.get("type") in _ATTACHMENTS:
+    kind = part.get("type")
+    if isinstance(kind, str) and kind in _ATTACHMENTS:
         source = part.get("source")
-        return not (isinstance(source, Mapping) and source.get("type") in {"text", "content"})
+        return not (isinstance(source, Mapping) and source.get("type") in ("text", "content"))
     return not _INLINE.isdisjoint(part)
+
+
+def _places(body: JSONObject) -> tuple[JSONObject, ...]:
+    config = body.get("generationConfig")
+    return (body, config) if isinstance(config, Mapping) else (body,)
 
 
 def _first(places: tuple[Mapping[str, object], ...], names: tuple[str, ...], otherwise: int) -> int:

@@ -5,15 +5,26 @@ What is special about a provider stands in `providers`. Nothing is decided here 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import date
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from resilient_llm.credentials import Credential
 from resilient_llm.errors import ConfigurationError
-from resilient_llm.policies import CircuitBreaker, ConcurrencyLimit, Deadline, Limit, RateLimit, Retry
+from resilient_llm.policies import (
+    AttemptTimeout,
+    CircuitBreaker,
+    ConcurrencyLimit,
+    Deadline,
+    Limit,
+    RateLimit,
+    Retry,
+)
 from resilient_llm.policies._keyed import Key
+from resilient_llm.pricing import Price
+from resilient_llm.target import Target
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -48,10 +59,16 @@ class Preset:
     `circuit`, `retries` and `concurrency` are patterns, copied and never used themselves. `tiers` are the limits the
     provider publishes, by account tier and by model (`*`: any); an account may have others, and its console tells.
     With `paced` a second's worth of requests is all that passes at once, for providers that count by the second.
+    `provider`, `dialect` and `url` are those of a target there, and `openai_url` is where it speaks OpenAI's dialect
+    besides; without a `url` it has to be told.
     `note` says what the numbers do not, and `sources` where each of them comes from.
     """
 
     name: str
+    provider: str | None = None
+    dialect: str | None = None
+    url: str | None = None
+    openai_url: str | None = None
     circuit: CircuitBreaker = field(default_factory=lambda: CircuitBreaker(key=_PER_MODEL))
     retries: Retry = field(default_factory=Retry)
     concurrency: ConcurrencyLimit = field(default_factory=lambda: ConcurrencyLimit(max=1000, key=_PER_MODEL))
@@ -146,6 +163,67 @@ class Preset:
             concurrency_limit or self.concurrency_limit(),
             circuit_breaker or self.circuit_breaker(),
         ]
+
+    def target(
+        self,
+        *,
+        model: str | None = None,
+        credential: Credential | None = None,
+        credentials: Sequence[Credential] = (),
+        url: str | None = None,
+        name: str | None = None,
+        dialect: str | None = None,
+        auth: str | None = None,
+        headers: Mapping[str, str] = MappingProxyType({}),
+        api_version: str | None = None,
+        weight: float = 1.0,
+        price: Price | None = None,
+        context_window: int | None = None,
+        capabilities: Collection[str] | None = None,
+        tier: str | None = None,
+        rate_limit: RateLimit | None = None,
+        concurrency_limit: ConcurrencyLimit | None = None,
+        circuit_breaker: CircuitBreaker | None = None,
+        attempt_timeout: AttemptTimeout | None = None,
+    ) -> Target:
+        """Make a `Target` at the provider, with limits and a circuit of its own.
+
+        They are the preset's unless given; there is a `RateLimit` only with `rate_limit`, or with `tier` for the
+        limits of `model` in it, and an `AttemptTimeout` only if given. Its name is that of preset and model. All
+        else is as for `Target`. Raises `ConfigurationError` for options that cannot be.
+        """
+        if url is None:
+            url = self.openai_url if dialect == "openai" and self.openai_url else self.url
+        if url is None:
+            raise ConfigurationError(
+                f"url=None: a target of preset {self.name!r} needs the URL of your own deployment"
+            )
+        if rate_limit is None and tier is not None:
+            rate_limit = self.rate_limit(tier=tier, model=model)
+        elif tier is not None:
+            raise ConfigurationError(f"rate_limit= and tier={tier!r} exclude each other")
+        return Target(
+            name=name or "/".join(part for part in (self.name, model) if part),
+            url=url,
+            provider=self.provider,
+            dialect=dialect or self.dialect,
+            model=model,
+            credential=credential,
+            credentials=credentials,
+            auth=auth,
+            headers=headers,
+            api_version=api_version,
+            weight=weight,
+            price=price,
+            context_window=context_window,
+            capabilities=capabilities,
+            policies=[
+                *([] if rate_limit is None else [rate_limit]),
+                concurrency_limit or self.concurrency_limit(),
+                circuit_breaker or self.circuit_breaker(),
+                *([] if attempt_timeout is None else [attempt_timeout]),
+            ],
+        )
 
 
 def copy(pattern: Pattern, overrides: Mapping[str, object]) -> Pattern:

@@ -47,6 +47,9 @@ _FLAGSHIP = {
 
 OPENAI = Preset(
     name="openai",
+    provider="openai",
+    dialect="openai",
+    url="https://api.openai.com/v1",
     tiers=tabulate(
         ("gpt-6-astra gpt-6-sol", _FLAGSHIP),
         (
@@ -103,6 +106,10 @@ _CLAUDE = {"start": (1_000, 2_000_000), "build": (5_000, 5_000_000), "scale": (1
 
 ANTHROPIC = Preset(
     name="anthropic",
+    provider="anthropic",
+    dialect="anthropic",
+    url="https://api.anthropic.com",
+    openai_url="https://api.anthropic.com/v1",
     tiers=tabulate(
         ("claude-opus-5-5 claude-opus-5 claude-sonnet-5 claude-haiku-5-5 claude-haiku-4-5", _CLAUDE),
         ("claude-sonnet-5-5", {"start": _CLAUDE["start"]}),
@@ -138,6 +145,8 @@ _AZURE_DOCS = "https://learn.microsoft.com/en-us/azure/foundry/openai"
 
 AZURE_OPENAI = Preset(
     name="azure",
+    provider="azure.ai.openai",
+    dialect="openai",
     tiers=tabulate(
         (
             "gpt-4.1",
@@ -204,6 +213,10 @@ AZURE_OPENAI = Preset(
 
 GEMINI = Preset(
     name="gemini",
+    provider="gcp.gemini",
+    dialect="gemini",
+    url="https://generativelanguage.googleapis.com/v1beta",
+    openai_url="https://generativelanguage.googleapis.com/v1beta/openai",
     retries=Retry(max_attempts=5, backoff=Backoff(initial=1, multiplier=2, maximum=60)),
     note="Google publishes no numbers; AI Studio shows a project's. Its tokens per minute are those of the input.",
     sources=(
@@ -218,6 +231,9 @@ GEMINI = Preset(
 
 MISTRAL = Preset(
     name="mistral",
+    provider="mistral_ai",
+    dialect="openai",
+    url="https://api.mistral.ai/v1",
     retries=Retry(max_attempts=5, backoff=Backoff(initial=1, multiplier=2, maximum=8)),
     note="Mistral publishes no numbers; its admin console shows an organization's, in requests per second (`burst`).",
     sources=(
@@ -229,6 +245,8 @@ MISTRAL = Preset(
 
 BEDROCK = Preset(
     name="bedrock",
+    provider="aws.bedrock",
+    dialect="bedrock",
     retries=Retry(max_attempts=3, backoff=Backoff(initial=1, multiplier=2, maximum=20)),
     note="Quotas are an account's, by model and region, and may be lower than the defaults that AWS lists; Service "
     "Quotas shows them. They count input and output together, and some models at a higher rate.",
@@ -247,6 +265,9 @@ BEDROCK = Preset(
 
 OPENROUTER = Preset(
     name="openrouter",
+    provider="openrouter",
+    dialect="openai",
+    url="https://openrouter.ai/api/v1",
     tiers=tabulate(("*", {"free": (20, None)})),
     note="The limit is on all models that end in `:free` together, besides 50 requests a day or, once 10 credits were "
     "bought, 1,000. Other models have no limit of OpenRouter's, but those of whoever serves them.",
@@ -256,6 +277,9 @@ OPENROUTER = Preset(
 
 GROQ = Preset(
     name="groq",
+    provider="groq",
+    dialect="openai",
+    url="https://api.groq.com/openai/v1",
     tiers=tabulate(
         ("openai/gpt-oss-120b openai/gpt-oss-20b", {"free": (30, 8_000), "developer": (1_000, 250_000)}),
         ("openai/gpt-oss-safeguard-20b", {"free": (30, 8_000), "developer": (1_000, 150_000)}),
@@ -271,6 +295,7 @@ GROQ = Preset(
 
 VLLM = Preset(
     name="vllm",
+    dialect="openai",
     circuit=CircuitBreaker(key="target"),
     concurrency=ConcurrencyLimit(key="target"),
     note="vLLM has no rate limits: it queues what it cannot batch, --max-num-seqs at a time. A `max` of the "

@@ -8,9 +8,9 @@ to do about any of it is a policy's business. A new dialect is one small file wi
 from resilient_llm.message import Request
 from resilient_llm.providers.answer import Answer, EventKind
 from resilient_llm.providers.anthropic import ANTHROPIC
-from resilient_llm.providers.base import Dialect
+from resilient_llm.providers.base import Dialect, Framing
 from resilient_llm.providers.bedrock import BEDROCK
-from resilient_llm.providers.body import is_event_stream, is_json, read_body
+from resilient_llm.providers.body import MODEL_OPERATIONS, is_event_stream, is_json, read_body
 from resilient_llm.providers.content import ContentDecoder, decode_body
 from resilient_llm.providers.exceptions import classify_exception
 from resilient_llm.providers.gemini import GEMINI
@@ -24,12 +24,14 @@ __all__ = [
     "BEDROCK",
     "DIALECTS",
     "GEMINI",
+    "MODEL_OPERATIONS",
     "OPENAI",
     "UNKNOWN",
     "Answer",
     "ContentDecoder",
     "Dialect",
     "EventKind",
+    "Framing",
     "Problem",
     "StreamReader",
     "classify_exception",

@@ -19,6 +19,8 @@ __all__ = ["CHARACTERS_PER_TOKEN", "Answer", "EventKind", "count", "objects", "w
 CHARACTERS_PER_TOKEN = 4
 """The rule of thumb for estimates: about right for English, too many characters for Chinese or code."""
 
+_UNKNOWN = (None, None, None, None)
+
 
 class EventKind(Enum):
     """Say what one event of a stream is."""
@@ -143,7 +145,7 @@ class Answer:
     def usage(self) -> Usage | None:
         """Give what was reported, or `None`."""
         counts = (self.input_tokens, self.output_tokens, self.cached_tokens, self.reasoning_tokens)
-        if all(number is None for number in counts):
+        if counts == _UNKNOWN:
             return None
         return Usage(
             input_tokens=self.input_tokens,

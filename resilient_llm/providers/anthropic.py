@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from resilient_llm.call import Profile
 from resilient_llm.core import sse
+from resilient_llm.location import locate
 from resilient_llm.message import JSONObject, Request
 from resilient_llm.providers.answer import Answer, EventKind, count, objects, written
 from resilient_llm.providers.base import BaseDialect, text
-from resilient_llm.providers.location import locate
 
 __all__ = ["ANTHROPIC", "AnthropicDialect"]
 
@@ -69,6 +69,7 @@ class AnthropicDialect(BaseDialect):
             model=text(body.get("model")) or model,
             stream=body.get("stream") is True or method == "streamRawPredict",
             repeat_safe=body.get("thread") is None,
+            resumable=location.path.endswith("/v1/messages") and body.get("messages") is not None,
         )
 
     def recognises(self, body: JSONObject) -> bool:

@@ -9,20 +9,23 @@ from __future__ import annotations
 import re
 import time
 from abc import ABC, abstractmethod
-from typing import ClassVar, Protocol
+from typing import ClassVar, Literal, Protocol, TypeAlias
 
 from resilient_llm.call import Profile
 from resilient_llm.core import sse
 from resilient_llm.core.hints import retry_hint, should_retry
+from resilient_llm.location import locate
 from resilient_llm.message import Headers, JSONObject, Request
 from resilient_llm.outcome import SUCCESS, Outcome, Scope, Verdict
 from resilient_llm.providers.answer import Answer, EventKind
 from resilient_llm.providers.codes import find_code, find_phrase
-from resilient_llm.providers.location import locate
 from resilient_llm.providers.meaning import FAULT, OVERLOADED, Meaning, meaning_of_status, outcome_unknown
 from resilient_llm.providers.problem import Problem, parse, read_problem, reports_error
 
-__all__ = ["BaseDialect", "Dialect", "stored", "text"]
+__all__ = ["BaseDialect", "Dialect", "Framing", "stored", "text"]
+
+Framing: TypeAlias = Literal["events", "array", "unknown"]
+"""What a stream is written in: server-sent events, a JSON array that comes bit by bit, or nobody knows what."""
 
 # RFC 9110, section 9.2.2
 IDEMPOTENT_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
@@ -52,6 +55,10 @@ class Dialect(Protocol):
 
     def profile(self, request: Request) -> Profile:
         """Say what a request asks for."""
+        ...
+
+    def framing(self, request: Request) -> Framing:
+        """Say how a stream that answers `request` is written."""
         ...
 
     def classify(
@@ -107,6 +114,10 @@ class BaseDialect(ABC):
             stream=request.json.get("stream") is True,
             repeat_safe=request.method in IDEMPOTENT_METHODS,
         )
+
+    def framing(self, request: Request) -> Framing:  # noqa: ARG002 - for APIs that write streams in two ways
+        """Say how a stream is written: in events, by all that mark its end."""
+        return "events" if self.marks_end else "unknown"
 
     @abstractmethod
     def error_body(self, status: int, message: str, *, code: str | None = None) -> bytes:

@@ -10,18 +10,46 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from resilient_llm.core.sse import DEFAULT_MAX_EVENT_SIZE
-from resilient_llm.message import Headers, header
-from resilient_llm.outcome import SUCCESS, Outcome, Verdict
+from resilient_llm.message import Headers, JSONObject, header
+from resilient_llm.outcome import SUCCESS, Outcome
 from resilient_llm.providers.answer import Answer, objects
-from resilient_llm.providers.content import decode_body
-from resilient_llm.providers.event_reader import classify_error
+from resilient_llm.providers.content import ContentDecoder, decode_body
+from resilient_llm.providers.event_reader import classify_error, fault
 from resilient_llm.providers.problem import parse, reports_error
 from resilient_llm.providers.stream_reader import StreamReader
 
 if TYPE_CHECKING:
     from resilient_llm.providers.base import Dialect
 
-__all__ = ["is_event_stream", "is_json", "read_body"]
+__all__ = ["MODEL_OPERATIONS", "is_event_stream", "is_json", "read_body"]
+
+MODEL_OPERATIONS = frozenset({"chat", "embeddings", "generate_content", "text_completion"})
+"""The operations of which every answer has a shape that is known, in the dialects that mark the end of a stream."""
+
+# Of every answer of theirs, and of what servers compatible with them make of it, one of these is a part.
+_PARTS = frozenset(
+    {
+        "candidates",
+        "choices",
+        "completion",
+        "content",
+        "data",
+        "embedding",
+        "embeddings",
+        "id",
+        "message",
+        "model",
+        "object",
+        "output",
+        "outputs",
+        "promptFeedback",
+        "response",
+        "results",
+        "type",
+        "usage",
+        "usageMetadata",
+    }
+)
 
 _JSON_OPERATIONS = frozenset(
     {
@@ -36,6 +64,7 @@ _JSON_OPERATIONS = frozenset(
     }
 )
 _FIRST_ERROR = 400
+_EMPTY = (204, 205)
 _OPAQUE = (b"text/", b"application/octet-stream")
 _FIELDS = (b"data:", b"event:", b":")
 
@@ -58,43 +87,72 @@ def read_body(
     body: bytes,
     *,
     operation: str = "request",
+    streamed: bool | None = None,
     max_size: int = DEFAULT_MAX_EVENT_SIZE,
 ) -> tuple[Outcome, Answer]:
     """Say what a whole reply means, and what it tells of itself.
 
     `body` is as it came, all of it; beyond `max_size` bytes, decoded, it is not looked at. `operation` is what
-    was asked for (see `Profile`). A FAILURE of a 200 that names no error of its own is of type "empty_body",
-    "truncated" (JSON that breaks off) or "unexpected_body" (anything else where a JSON object was asked for, as
-    from a proxy that answers with a page of its own). Never raises.
+    was asked for (see `Profile`), and `streamed` whether in a stream of events, `None` where it may be either. A
+    FAILURE of a 2xx that names no error of its own is of type "empty_body", "truncated" (JSON that breaks off) or
+    "unexpected_body" (anything else where a JSON object was asked for, as from a proxy that answers with a page of
+    its own; a stream in place of an answer, or the other way about; JSON with nothing of an answer in it). Never
+    raises.
     """
-    answer = Answer()
     decoded = decode_body(headers, body, max_size=max_size + 1)
     if status >= _FIRST_ERROR:
-        return dialect.classify(status, headers, decoded), answer
-    if not 200 <= status < 300 or status in (204, 205) or decoded is None or len(decoded) > max_size:
-        return SUCCESS, answer
+        return dialect.classify(status, headers, decoded), Answer()
+    if not 200 <= status < 300 or (decoded is not None and len(decoded) > max_size):
+        return SUCCESS, Answer()
+    known = operation in MODEL_OPERATIONS and dialect.marks_end
+    if decoded is None:
+        false = known and _is_false(headers, body)
+        return (fault("unexpected_body", status) if false else SUCCESS), Answer()
+    if status in _EMPTY:
+        return (fault("empty_body", status) if known else SUCCESS), Answer()
     parsed = parse(decoded)
     if not isinstance(parsed, dict | list):
-        return _read_other(dialect, status, headers, decoded, operation)
-    for item in objects(parsed if isinstance(parsed, list) else [parsed]):  # Gemini writes streams as lists
+        return _read_other(dialect, status, headers, decoded, operation, streamed=streamed)
+    items = list(objects(parsed if isinstance(parsed, list) else [parsed]))  # Gemini writes streams as lists
+    answer = Answer()
+    outcome = _read_items(dialect, status, headers, items, answer)
+    if outcome.ok and (streamed or (known and all(map(_PARTS.isdisjoint, items)))):
+        outcome = fault("unexpected_body", status)
+    return _with_usage(outcome, answer), answer
+
+
+def _read_items(
+    dialect: Dialect, status: int, headers: Headers, items: list[JSONObject], answer: Answer
+) -> Outcome:
+    """Read the objects of a reply up to one that is an error."""
+    for item in items:
         if reports_error(item):
-            return _with_usage(classify_error(dialect, status, headers, item), answer), answer
+            return classify_error(dialect, status, headers, item)
         dialect.read_body(item, answer)
         if answer.problem is not None:
-            problem = {"error": answer.problem}
-            return _with_usage(classify_error(dialect, status, headers, problem), answer), answer
-    return _with_usage(SUCCESS, answer), answer
+            return classify_error(dialect, status, headers, {"error": answer.problem})
+    return SUCCESS
+
+
+def _is_false(headers: Headers, body: bytes) -> bool:
+    """Tell whether a body is not in the encoding that its headers name."""
+    decoder = ContentDecoder(headers)
+    decoder.feed(body)
+    return decoder.false
 
 
 def _read_other(
-    dialect: Dialect, status: int, headers: Headers, body: bytes, operation: str
+    dialect: Dialect, status: int, headers: Headers, body: bytes, operation: str, *, streamed: bool | None
 ) -> tuple[Outcome, Answer]:
     """Read what is not JSON, or not all of it."""
     start = body.lstrip()
     if start.startswith(_FIELDS):  # a stream that does not say so
         reader = StreamReader(dialect, status=status)
         reader.feed(body)
-        return reader.close(), reader.answer
+        outcome = reader.close()
+        if outcome.ok and streamed is False:
+            outcome = replace(fault("unexpected_body", status), usage=outcome.usage)
+        return outcome, reader.answer
     kind = _media_type(headers)
     error_type = None
     if not body:
@@ -107,14 +165,11 @@ def _read_other(
         error_type = "truncated" if start.startswith((b"{", b"[")) else "unexpected_body"
     if error_type is None:
         return SUCCESS, Answer()
-    failure = Outcome(
-        verdict=Verdict.FAILURE, error_type=error_type, status=status, retryable=True, ambiguous=True
-    )
-    return failure, Answer()
+    return fault(error_type, status), Answer()
 
 
 def _with_usage(outcome: Outcome, answer: Answer) -> Outcome:
-    reported = outcome.ok and answer.output_tokens is not None
+    reported = answer.output_tokens is not None
     return replace(outcome, usage=answer.usage if reported else answer.estimate())
 
 

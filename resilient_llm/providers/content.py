@@ -46,15 +46,17 @@ class ContentDecoder:
     """Undo the content encodings of a stream, read by read.
 
     `max_size` bounds what one read may become. `blind` is set, for good, when the stream cannot be read, for
-    any reason that makes `decode_body` give `None` or because a read became too large.
+    any reason that makes `decode_body` give `None` or because a read became too large; `false` is set besides
+    when the bytes are not what the headers say, which nobody else could read either.
     """
 
-    __slots__ = ("_max_size", "_steps", "blind")
+    __slots__ = ("_max_size", "_steps", "blind", "false")
 
     def __init__(self, headers: Headers, *, max_size: int = MAX_DECODED_READ) -> None:
         self._max_size = max_size
         self._steps: list[_Step] = []
         self.blind = False
+        self.false = False
         try:
             self._steps = _steps(headers)
         except Exception:  # noqa: BLE001 - as in decode_body
@@ -76,7 +78,7 @@ class ContentDecoder:
                     self.blind = True
                     break
         except Exception:  # noqa: BLE001 - as in decode_body
-            self.blind = True
+            self.blind = self.false = True
         return b"" if self.blind else data
 
 

@@ -10,11 +10,11 @@ import json
 from collections.abc import Mapping
 from typing import Protocol, cast
 
-from resilient_llm.core.sse import Event, SSEParser, encode
+from resilient_llm.core.sse import DEFAULT_MAX_EVENT_SIZE, Event, SSEParser, encode
+from resilient_llm.location import locate
 from resilient_llm.message import Headers, JSONObject, Request
 from resilient_llm.providers.answer import CHARACTERS_PER_TOKEN, objects
 from resilient_llm.providers.event_reader import parse_data
-from resilient_llm.providers.location import locate
 
 __all__ = ["Continuation", "continuation_for"]
 
@@ -40,24 +40,29 @@ class Continuation(Protocol):
         ...
 
 
-def continuation_for(request: Request) -> Continuation | None:
-    """Give what goes on with the answer to a request; `None` for APIs in which nothing can ask for that."""
+def continuation_for(
+    request: Request, *, max_event_size: int = DEFAULT_MAX_EVENT_SIZE
+) -> Continuation | None:
+    """Give what goes on with the answer to a request; `None` for APIs in which nothing can ask for that.
+
+    Neither stream may have events larger than `max_event_size` bytes: whoever passes them on has seen to that.
+    """
     if request.json.get("messages") is None:
         return None
     path = locate(request.url).path
     if path.endswith("/chat/completions"):
-        return _ChatContinuation()
+        return _ChatContinuation(max_event_size)
     if path.endswith("/v1/messages"):
-        return _MessagesContinuation()
+        return _MessagesContinuation(max_event_size)
     return None
 
 
 class _ChatContinuation:
     """OpenAI's chat completions and what is compatible with them: chunks of one id, in which nobody speaks twice."""
 
-    def __init__(self) -> None:
-        self._first = SSEParser()
-        self._second = SSEParser()
+    def __init__(self, max_event_size: int) -> None:
+        self._first = SSEParser(max_event_size=max_event_size)
+        self._second = SSEParser(max_event_size=max_event_size)
         self._names: dict[str, object] = {}
 
     def listen(self, data: bytes) -> None:
@@ -89,9 +94,9 @@ class _ChatContinuation:
 class _MessagesContinuation:
     """Anthropic's messages: one message of numbered blocks, of which the last may be open."""
 
-    def __init__(self) -> None:
-        self._first = SSEParser()
-        self._second = SSEParser()
+    def __init__(self, max_event_size: int) -> None:
+        self._first = SSEParser(max_event_size=max_event_size)
+        self._second = SSEParser(max_event_size=max_event_size)
         self._last = -1
         """The number of the last block of the first stream."""
         self._open = False

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 from resilient_llm.core.sse import Event
 from resilient_llm.message import Headers, JSONObject
-from resilient_llm.outcome import Outcome
+from resilient_llm.outcome import Outcome, Verdict
 from resilient_llm.providers.answer import Answer, EventKind, written
 from resilient_llm.providers.problem import reports_error
 from resilient_llm.providers.shape import Shape, learn
@@ -20,7 +20,7 @@ from resilient_llm.providers.shape import Shape, learn
 if TYPE_CHECKING:
     from resilient_llm.providers.base import Dialect
 
-__all__ = ["MALFORMED", "EventReader", "classify_error", "parse_data"]
+__all__ = ["MALFORMED", "EventReader", "classify_error", "fault", "parse_data"]
 
 MALFORMED = object()
 """What data that is not JSON parses to."""
@@ -46,6 +46,7 @@ class EventReader:
         "_shape",
         "_status",
         "_unsettled",
+        "accounted",
         "complete",
         "cut",
         "failure",
@@ -67,6 +68,8 @@ class EventReader:
         """How many events were neither keep-alives nor the terminal marker."""
         self.cut = False
         """Whether the last event was one that breaks off."""
+        self.accounted = False
+        """Whether an error said what had been used."""
         self._dialect = dialect
         self._status = status
         self._headers = headers
@@ -84,7 +87,7 @@ class EventReader:
     def read(self, event: Event) -> EventKind:
         """Say what an event is, by its likeness to an earlier one if possible."""
         shape = self._shape
-        if shape is not None and event.event == shape.event:
+        if shape is not None and event.event == shape.event and event.valid:
             characters = shape.match(event.data)
             if characters:
                 self._answer.characters += characters
@@ -133,7 +136,9 @@ class EventReader:
             self.failure = classify_error(self._dialect, self._status, self._headers, body, data)
         self._stop_learning()
         if isinstance(body, dict):  # there may be usage in it
+            before = self._answer.output_tokens
             self._dialect.read_event("error", cast("JSONObject", body), self._answer)
+            self.accounted = self._answer.output_tokens != before
         return EventKind.ERROR
 
     def _read_message(self, event: Event) -> EventKind:
@@ -151,6 +156,9 @@ class EventReader:
         answer = self._answer
         before = answer.characters
         kind = self._dialect.read_event(event.event, body, answer)
+        if not event.valid and self._dialect.marks_end and kind is EventKind.CONTENT:
+            self.malformed += 1
+            return EventKind.MALFORMED
         if answer.problem is not None:
             return self.report({"error": answer.problem}, event.data)
         if kind is EventKind.END:
@@ -175,10 +183,12 @@ class EventReader:
         return EventKind.CONTENT
 
     def _stop(self) -> EventKind:
-        """Take a terminal marker."""
+        """Take a terminal marker. One without an answer is the end all the same: no SDK reads on after it."""
         self._stop_learning()
         answered = self.has_content or bool(self._answer.finish_reasons)
         self.complete = answered and self.failure is None
+        if not answered and self.failure is None and self._dialect.marks_end:
+            self.failure = fault("truncated" if self.messages else "empty_stream", self._status)
         return EventKind.END
 
     def _stop_learning(self) -> None:
@@ -207,6 +217,13 @@ def classify_error(dialect: Dialect, status: int, headers: Headers, body: object
         if not outcome.ok:
             return outcome
     return dialect.classify(status, headers, b'{"error": "error"}')
+
+
+def fault(error_type: str, status: int, *, retryable: bool = True) -> Outcome:
+    """Say that a reply is none, although its status says so: it may have been made, and billed."""
+    return Outcome(
+        verdict=Verdict.FAILURE, error_type=error_type, status=status, retryable=retryable, ambiguous=True
+    )
 
 
 def parse_data(data: str) -> object:

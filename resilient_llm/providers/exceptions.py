@@ -85,9 +85,15 @@ _AIOHTTP: Mapping[str, Outcome] = {
     "ClientPayloadError": _perhaps_sent("remote_protocol_error"),
     "ClientResponseError": _perhaps_sent("remote_protocol_error"),  # an answer that is not HTTP
     "ClientConnectionError": _perhaps_sent("network_error"),
+    "UploadAbortedError": _perhaps_sent("write_error"),
+    "ClientError": _perhaps_sent("transport_error"),
     "InvalidURL": _impossible("invalid_url"),
     "NonHttpUrlClientError": _impossible("unsupported_protocol"),
     "TooManyRedirects": _impossible("too_many_redirects"),
+}
+
+_OURS: Mapping[str, Outcome] = {
+    "LocalProtocolError": _impossible("local_protocol_error"),  # of the transport over aiohttp
 }
 
 _LIBRARIES: Mapping[str, Mapping[str, Outcome]] = {
@@ -96,4 +102,5 @@ _LIBRARIES: Mapping[str, Mapping[str, Outcome]] = {
     "httpcore": _HTTPX,
     "httpcore2": _HTTPX,
     "aiohttp": _AIOHTTP,
+    "resilient_llm": _OURS,
 }

@@ -6,10 +6,10 @@ import json
 from typing import ClassVar, NamedTuple
 
 from resilient_llm.call import Profile
+from resilient_llm.location import locate
 from resilient_llm.message import JSONObject, Request
 from resilient_llm.providers.answer import Answer, EventKind, count, objects, written
-from resilient_llm.providers.base import BaseDialect, stored, text
-from resilient_llm.providers.location import locate
+from resilient_llm.providers.base import BaseDialect, Framing, stored, text
 
 __all__ = ["GEMINI", "GeminiDialect"]
 
@@ -84,6 +84,12 @@ class GeminiDialect(BaseDialect):
             model=resource.rpartition("/")[2],
             stream=method.stream,
         )
+
+    def framing(self, request: Request) -> Framing:
+        """Say how a stream is written: generateContent's in an array, unless the URL asks for events."""
+        path, _, query = request.url.partition("?")
+        asked = path.endswith("/interactions") or "alt=sse" in query.split("&")
+        return "events" if asked else "array"
 
     def recognises(self, body: JSONObject) -> bool:
         """Tell by its fields whether a reply or an event is one of these APIs'."""

@@ -12,11 +12,11 @@ from typing import ClassVar, NamedTuple
 
 from resilient_llm.call import Profile
 from resilient_llm.core import sse
+from resilient_llm.location import locate
 from resilient_llm.message import JSONObject, Request
 from resilient_llm.providers import openai_answers
 from resilient_llm.providers.answer import Answer, EventKind
 from resilient_llm.providers.base import BaseDialect, stored, text
-from resilient_llm.providers.location import locate
 
 __all__ = ["OPENAI", "OpenAIDialect", "error_body"]
 
@@ -28,9 +28,10 @@ class _Route(NamedTuple):
     """Whether the events of its streams are named and numbered."""
 
 
+_CHAT = _Route("chat")
 # Left out of the safe ones is what creates something, or costs too much to have twice by accident.
 _ROUTES: Mapping[str, _Route] = {
-    "/chat/completions": _Route("chat"),
+    "/chat/completions": _CHAT,
     "/completions": _Route("text_completion"),
     "/responses": _Route("chat", numbered=True),
     "/embeddings": _Route("embeddings"),
@@ -94,6 +95,7 @@ class OpenAIDialect(BaseDialect):
             # The SDK renews a caller's key for each step of its tool runners, which suggests that the API
             # goes by it. A server at an unknown host does too or passes over it; known others document none.
             idempotency_header=b"idempotency-key" if provider == "openai" else None,
+            resumable=route is _CHAT and body.get("messages") is not None and body.get("n") in (None, 1),
         )
 
     def read_event(self, event: str, body: JSONObject, answer: Answer) -> EventKind:  # noqa: ARG002 - never needed

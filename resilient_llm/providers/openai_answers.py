@@ -75,7 +75,10 @@ def read_usage(usage: object, answer: Answer) -> None:
 
 
 def _first(*counts: int | None) -> int | None:
-    return next((number for number in counts if number is not None), None)
+    for number in counts:
+        if number is not None:
+            return number
+    return None
 
 
 def _read_completion(body: JSONObject, answer: Answer) -> bool:

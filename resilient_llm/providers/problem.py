@@ -84,7 +84,7 @@ def read_problem(body: object, headers: Headers | None = None) -> Problem:
 def reports_error(body: object) -> bool:
     """Tell whether the parsed body of a 2xx, or of an event of its stream, is an error and no answer."""
     body = _unwrap(body)
-    if not isinstance(body, Mapping):
+    if not isinstance(body, dict):
         return False
     if body.get("type") in ("error", "response.failed") or body.get("object") == "error":
         return True
@@ -92,15 +92,13 @@ def reports_error(body: object) -> bool:
     if isinstance(choices, list) and choices:
         return all(_has_failed(choice) for choice in choices)
     error = body.get("error")
-    if isinstance(error, Mapping):  # some replies have the fields of an error, all of them null
+    if isinstance(error, dict):  # some replies have the fields of an error, all of them null
         return any(value is not None for value in error.values())
     return bool(error)
 
 
 def _has_failed(choice: object) -> bool:
-    return isinstance(choice, Mapping) and (
-        choice.get("finish_reason") == "error" or bool(choice.get("error"))
-    )
+    return isinstance(choice, dict) and (choice.get("finish_reason") == "error" or bool(choice.get("error")))
 
 
 def _unwrap(body: object) -> object:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from resilient_llm.location import locate
 from resilient_llm.message import Headers, Request
-from resilient_llm.providers.location import locate
 
 __all__ = ["asks_for_usage", "with_usage"]
 

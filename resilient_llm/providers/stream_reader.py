@@ -8,12 +8,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from resilient_llm.core.json_array import JSONArrayParser
 from resilient_llm.core.sse import DEFAULT_MAX_EVENT_SIZE, Event, EventTooLargeError, SSEParser
 from resilient_llm.message import Headers
 from resilient_llm.outcome import CANCELLED, SUCCESS, Outcome, Verdict
 from resilient_llm.providers.answer import Answer, EventKind
 from resilient_llm.providers.content import ContentDecoder
-from resilient_llm.providers.event_reader import EventReader, parse_data
+from resilient_llm.providers.event_reader import EventReader, fault, parse_data
 
 if TYPE_CHECKING:
     from resilient_llm.providers.base import Dialect
@@ -34,12 +35,24 @@ class StreamReader:
     A clean end is a success if the dialect's proof of completeness is there (see each dialect); a terminal
     marker without an answer proves nothing. Otherwise it is a FAILURE of type "empty_stream" if no event came,
     else "truncated". A dialect that marks no end needs no proof. An event larger than `max_event_size` bytes
-    ends reading with "event_too_large", which is not worth repeating: the model would say the same.
+    ends reading with "event_too_large", which is not worth repeating: the model would say the same. A reply in one
+    piece in place of a stream is a success only if no stream was `expected`, and else an "unexpected_body". With
+    `array` the stream is not one of events but a JSON array, and each object in it is read as one.
 
     Raises ValueError if `max_event_size` is below 1.
     """
 
-    __slots__ = ("_decoder", "_ended", "_events", "_parser", "_rest", "_status", "_unread")
+    __slots__ = (
+        "_decoder",
+        "_ended",
+        "_events",
+        "_expected",
+        "_parser",
+        "_rest",
+        "_status",
+        "_unread",
+        "saved_by_tail",
+    )
 
     def __init__(
         self,
@@ -49,13 +62,19 @@ class StreamReader:
         headers: Headers | None = None,
         max_event_size: int = DEFAULT_MAX_EVENT_SIZE,
         keep_text: bool = False,
+        expected: bool = False,
+        array: bool = False,
     ) -> None:
         headers = headers or []
         decoder = ContentDecoder(headers)
         self._decoder = None if decoder.identity else decoder
-        self._parser = SSEParser(max_event_size=max_event_size)
+        self._parser: SSEParser | JSONArrayParser
+        self._parser = (JSONArrayParser if array else SSEParser)(max_event_size=max_event_size)
         self._events = EventReader(dialect, status, headers, keep_text=keep_text)
         self._status = status
+        self._expected = expected
+        self.saved_by_tail = False
+        """Whether the answer is whole only thanks to a last event that lacks its blank line."""
         self._rest = bytearray()  # what came after the last event
         self._unread = not dialect.marks_end  # whether a clean end is all the proof there can be
         self._ended: Outcome | None = None
@@ -142,8 +161,11 @@ class StreamReader:
     def close(self) -> Outcome:
         """Take the clean end of the stream and say what it means."""
         if self._ended is None:
+            events = self._events
+            before = events.complete or events.answer.finished
             for event in self._parser.close():
-                self._events.read_tail(event)
+                events.read_tail(event)
+                self.saved_by_tail = not before and not self._unread
             self._ended = self._conclude(SUCCESS if self._whole() else self._fail(self._lack()))
         return self._ended
 
@@ -163,7 +185,10 @@ class StreamReader:
     def _decode(self, decoder: ContentDecoder, data: bytes) -> bytes:
         decoded = decoder.feed(data)
         if decoder.blind and data:
-            self._events.has_content = True
+            events = self._events
+            if decoder.false and not events.has_content and events.failure is None:
+                events.failure = self._fail("unexpected_body")
+            events.has_content = True
         return decoded
 
     def _give_up(self, error: EventTooLargeError) -> list[tuple[EventKind, Event]]:
@@ -192,23 +217,21 @@ class StreamReader:
         """Read what came after the last event, and tell whether it was a whole reply instead of a stream."""
         if not self._rest:
             return False
+        events = self._events
         lines = [line for line in bytes(self._rest).splitlines() if not line.startswith(b":")]
-        return self._events.read_whole(parse_data(b"\n".join(lines).decode("utf-8", "replace").strip()))
+        whole = events.read_whole(parse_data(b"\n".join(lines).decode("utf-8", "replace").strip()))
+        if whole and self._expected and events.failure is None:  # an SDK would see nothing in it
+            events.failure = self._fail("unexpected_body")
+        return whole
 
     def _fail(self, error_type: str, *, retryable: bool = True) -> Outcome:
-        return Outcome(
-            verdict=Verdict.FAILURE,
-            error_type=error_type,
-            status=self._status,
-            retryable=retryable,
-            ambiguous=True,
-        )
+        return fault(error_type, self._status, retryable=retryable)
 
     def _conclude(self, outcome: Outcome) -> Outcome:
         """Complete an outcome with what the stream said of itself, and with what it used."""
         outcome = self.failure or outcome
         answer = self.answer
-        if outcome.ok and answer.output_tokens is not None:
-            return replace(outcome, usage=answer.usage)
+        final = outcome.ok or answer.finished or self._events.accounted
+        usage = answer.usage if final and answer.output_tokens is not None else answer.estimate()
         ambiguous = outcome.ambiguous or (self.has_content and outcome.verdict is Verdict.FAILURE)
-        return replace(outcome, usage=answer.estimate(), ambiguous=ambiguous)
+        return replace(outcome, usage=usage, ambiguous=ambiguous)

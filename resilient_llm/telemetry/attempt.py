@@ -93,7 +93,8 @@ class AttemptRecorder(AttemptTelemetry):
         try:
             first_chunk = self._first_chunk()
             if first_chunk is not None:
-                call.committed(first_chunk)
+                if self._attempt.committed:
+                    call.committed(first_chunk)
                 first_chunk -= self._since
             if span.is_recording():
                 span.set_attributes(attempt_ended(outcome, self._status, first_chunk))

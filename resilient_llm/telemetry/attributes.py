@@ -21,8 +21,17 @@ if TYPE_CHECKING:
 
     from resilient_llm.call import Call, Target
     from resilient_llm.outcome import Outcome, Usage
+    from resilient_llm.telemetry.silent import Routing
 
-__all__ = ["Attributes", "attempt_begun", "attempt_ended", "call_begun", "call_ended", "gen_ai_ended"]
+__all__ = [
+    "Attributes",
+    "attempt_begun",
+    "attempt_ended",
+    "call_begun",
+    "call_ended",
+    "gen_ai_ended",
+    "routed",
+]
 
 Attributes: TypeAlias = "dict[str, AttributeValue]"
 
@@ -54,6 +63,10 @@ def call_ended(call: Call, outcome: Outcome) -> Attributes:
         names.RETRY_DELAY: call.retry_delay,
         names.WAIT_TIME: call.wait_time,
     }
+    if call.cost:
+        attributes[names.COST] = call.cost
+    if outcome.usage is not None and outcome.usage.estimated:
+        attributes[names.USAGE_ESTIMATED] = True
     if word in CALL_ERRORS:
         attributes[names.ERROR_TYPE] = error_type(outcome)
     return attributes
@@ -103,8 +116,26 @@ def attempt_ended(outcome: Outcome, status: int | None, time_to_first_chunk: flo
         attributes[names.ATTEMPT_POSSIBLY_BILLED] = True
     if time_to_first_chunk is not None:
         attributes[names.ATTEMPT_TIME_TO_FIRST_CHUNK] = time_to_first_chunk
+    if outcome.usage is not None and outcome.usage.estimated:
+        attributes[names.USAGE_ESTIMATED] = True
     if word in ATTEMPT_ERRORS:
         attributes[names.ERROR_TYPE] = error_type(outcome)
+    return attributes
+
+
+def routed(routing: Routing) -> Attributes:
+    """Say which target was chosen, from which, and why not the others."""
+    attributes: Attributes = {
+        names.ROUTE_STRATEGY: routing.strategy,
+        names.ROUTE_REASON: routing.reason,
+        names.ROUTE_CANDIDATES: routing.candidates,
+        names.ROUTE_SCORES: routing.scores,
+        names.ROUTE_REJECTED: routing.rejected,
+    }
+    if routing.selected is not None:
+        attributes[names.ROUTE_SELECTED] = routing.selected
+    if routing.previous is not None:
+        attributes[names.ROUTE_FROM] = routing.previous
     return attributes
 
 

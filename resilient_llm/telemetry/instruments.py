@@ -84,6 +84,13 @@ class Instruments:
             meter, names.CALL_RETRY_DELAY, "Time a call with retries spent in backoff"
         )
         self.retries = meter.create_counter(names.CALL_RETRIES, "{retry}", "Retries made")
+        self.hedges = meter.create_counter(
+            names.CALL_HEDGES, "{hedge}", "Second attempts made because the first was slow"
+        )
+        self.fallbacks = meter.create_counter(
+            names.FALLBACKS, "{fallback}", "Moves of a call to another model"
+        )
+        self.cost = meter.create_counter(names.COST, "{USD}", "What calls have cost, where prices are known")
         self.rejections = meter.create_counter(names.REJECTIONS, "{call}", "Calls refused on this side")
         self.transitions = meter.create_counter(
             names.BREAKER_TRANSITIONS, "{transition}", "Changes of state of circuits"

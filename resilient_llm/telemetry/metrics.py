@@ -69,6 +69,12 @@ class Metrics:
         if call.retries:
             self.instruments.retries.add(call.retries, labels)
             self.instruments.retry_delay.record(call.retry_delay, labels)
+        if call.hedges:
+            self.instruments.hedges.add(call.hedges, labels)
+        if call.fallbacks:
+            self.instruments.fallbacks.add(call.fallbacks, labels)
+        if call.cost:
+            self.instruments.cost.add(call.cost, labels)
         if not gen_ai:
             return
         instruments = self._inference if call.operation in names.INFERENCES else self._gen_ai

@@ -32,6 +32,11 @@ ERROR_TYPE: Final = "error.type"
 STATUS_CODE: Final = "http.response.status_code"
 RESEND_COUNT: Final = "http.request.resend_count"
 
+# Ours, of a call and of an attempt
+
+USAGE_ESTIMATED: Final = "resilient_llm.usage.estimated"
+"""That nobody said how many tokens were used: they are estimated by the length of the text."""
+
 # Ours, of a call
 
 NESTED_CALL: Final = "resilient_llm.call"
@@ -44,6 +49,18 @@ HEDGES: Final = "resilient_llm.hedges"
 FALLBACKS: Final = "resilient_llm.fallbacks"
 RETRY_DELAY: Final = "resilient_llm.retry_delay"
 WAIT_TIME: Final = "resilient_llm.wait_time"
+
+COST: Final = "resilient_llm.cost.usd"
+
+# Ours, of a routing decision
+
+ROUTE_STRATEGY: Final = "resilient_llm.route.strategy"
+ROUTE_REASON: Final = "resilient_llm.route.reason"
+ROUTE_CANDIDATES: Final = "resilient_llm.route.candidates"
+ROUTE_SCORES: Final = "resilient_llm.route.scores"
+ROUTE_REJECTED: Final = "resilient_llm.route.rejected"
+ROUTE_SELECTED: Final = "resilient_llm.route.selected"
+ROUTE_FROM: Final = "resilient_llm.route.from"
 
 # Ours, of an attempt
 
@@ -73,6 +90,7 @@ RETRY_BUDGET_REMAINING: Final = "resilient_llm.retry_budget.remaining"
 COMMIT: Final = "commit"
 REJECTED: Final = "rejected"
 RETRY_SUPPRESSED: Final = "retry_suppressed"
+HEDGE_SUPPRESSED: Final = "hedge_suppressed"
 BREAKER_STATE_CHANGE: Final = "breaker.state_change"
 REASON: Final = "resilient_llm.reason"
 DRY_RUN: Final = "resilient_llm.dry_run"
@@ -81,9 +99,44 @@ BREAKER_FROM: Final = "resilient_llm.breaker.from"
 BREAKER_TO: Final = "resilient_llm.breaker.to"
 BREAKER_REASON: Final = "resilient_llm.breaker.reason"
 
+# Our events of choosing a model and making a prompt fit, without the prefix, and what they say
+
+TIER_CHOSEN: Final = "tier.chosen"
+TIER_CLASS: Final = "resilient_llm.tier.class"
+TIER_SCORE: Final = "resilient_llm.tier.score"
+TIER_CONTRIBUTIONS: Final = "resilient_llm.tier.contributions"
+TIER_ESTIMATED_COST: Final = "resilient_llm.tier.estimated_cost.usd"
+CONTEXT_TRIMMED: Final = "context.trimmed"
+CONTEXT_MOVED: Final = "context.moved"
+CONTEXT_WINDOW: Final = "resilient_llm.context.window"
+CONTEXT_TOKENS: Final = "resilient_llm.context.tokens"
+CONTEXT_REMOVED_TOKENS: Final = "resilient_llm.context.removed_tokens"
+CONTEXT_REMOVED_MESSAGES: Final = "resilient_llm.context.removed_messages"
+
+# Our event of a canary, without the prefix, and what it and its change say
+
+CANARY: Final = "canary"
+CANARY_NAME: Final = "resilient_llm.canary.name"
+CANARY_MODEL: Final = "resilient_llm.canary.model"
+CANARY_SHARE: Final = "resilient_llm.canary.share"
+CANARY_FROM: Final = "resilient_llm.canary.from"
+CANARY_STATE: Final = "resilient_llm.canary.state"
+CANARY_REASON: Final = "resilient_llm.canary.reason"
+
+# Our event of a store that is given up on or found well again, without the prefix, and what it and its gauges say
+
+STORE_STATE_CHANGE: Final = "store.state_change"
+STORE_NAME: Final = "resilient_llm.store.name"
+STORE_STATE: Final = "resilient_llm.store.state"
+
+# What the events of a budget say
+
+BUDGET_SPENT_RATIO: Final = "resilient_llm.budget.spent_ratio"
+
 # Our metrics
 
 CALL_RETRIES: Final = "resilient_llm.call.retries"
+CALL_HEDGES: Final = "resilient_llm.call.hedges"
 CALL_RETRY_DELAY: Final = "resilient_llm.call.retry_delay"
 ATTEMPT_DURATION: Final = "resilient_llm.attempt.duration"
 ATTEMPT_DISCARDED_TOKENS: Final = "resilient_llm.attempt.discarded_tokens"

@@ -16,11 +16,11 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 
 from resilient_llm.telemetry import names
 from resilient_llm.telemetry.attempt import AttemptRecorder
-from resilient_llm.telemetry.attributes import Attributes, call_begun, call_ended, gen_ai_ended
+from resilient_llm.telemetry.attributes import Attributes, call_begun, call_ended, gen_ai_ended, routed
 from resilient_llm.telemetry.clock import Clock
 from resilient_llm.telemetry.current import Attachment
 from resilient_llm.telemetry.safety import quiet
-from resilient_llm.telemetry.silent import AttemptTelemetry, CallTelemetry, WaitOutcome
+from resilient_llm.telemetry.silent import AttemptTelemetry, CallTelemetry, Routing, WaitOutcome
 from resilient_llm.telemetry.words import CALL_ERRORS, call_outcome
 
 if TYPE_CHECKING:
@@ -228,10 +228,16 @@ class CallRecorder(CallTelemetry):
         if self.recording:
             self._record(name, since, {})
 
-    def _record(self, name: str, since: float, attributes: Attributes) -> None:
+    @quiet
+    def routed(self, routing: Routing) -> None:
+        """Record a decision; it takes no time to speak of, and says what nothing else does."""
+        if self.recording:
+            self._record("route", self.clock.now(), routed(routing), always=True)
+
+    def _record(self, name: str, since: float, attributes: Attributes, *, always: bool = False) -> None:
         clock = self.clock
         now = clock.now()
-        if self.tracer is None or now - since < _SHORTEST:
+        if self.tracer is None or (now - since < _SHORTEST and not always):
             return
         span = self.tracer.start_span(
             name,

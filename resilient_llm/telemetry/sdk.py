@@ -14,16 +14,15 @@ from opentelemetry.trace import TracerProvider
 
 __all__ = ["measuring", "nothing_global", "tracing"]
 
-_ELSEWHERE = object()
-_meters = sys.modules.get("opentelemetry.metrics._internal")
+_meters = sys.modules.get("opentelemetry.metrics._internal", metrics)
 
 
 def nothing_global() -> bool:
     """Tell whether there are no global providers for certain."""
-    return (
-        getattr(trace, "_TRACER_PROVIDER", _ELSEWHERE) is None
-        and getattr(_meters, "_METER_PROVIDER", _ELSEWHERE) is None
-    )
+    try:
+        return trace._TRACER_PROVIDER is None and _meters._METER_PROVIDER is None
+    except AttributeError:
+        return False
 
 
 def tracing(provider: TracerProvider | None) -> bool:

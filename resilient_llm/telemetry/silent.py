@@ -8,6 +8,7 @@ These two classes are the whole surface that doors, policies and streams know; t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
@@ -17,9 +18,25 @@ if TYPE_CHECKING:
     from resilient_llm.errors import RejectedError
     from resilient_llm.message import Request
 
-__all__ = ["AttemptTelemetry", "CallTelemetry", "WaitOutcome"]
+__all__ = ["AttemptTelemetry", "CallTelemetry", "Routing", "WaitOutcome"]
 
 WaitOutcome: TypeAlias = Literal["acquired", "timeout", "rejected", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    """Say how the target of an attempt was chosen; `selected` is `None` where there was none to choose."""
+
+    strategy: str
+    reason: str
+    candidates: Sequence[str]
+    scores: Sequence[float]
+    """What the balancer went by, of each of the candidates."""
+    rejected: Sequence[str]
+    """Those passed over, as `target:why`."""
+    selected: str | None
+    previous: str | None
+    """The target of the attempt before."""
 
 
 class AttemptTelemetry:
@@ -45,6 +62,11 @@ class CallTelemetry:
     """Hear about one call and keep its sums of waiting. Safe to call whatever the application has configured."""
 
     __slots__ = ()
+
+    @property
+    def recording(self) -> bool:
+        """Tell whether anybody keeps what is told of the call in detail."""
+        return False
 
     def start(self, call: Call) -> None:
         """Hear that a call began, before anything else; it ends when `call` finishes.
@@ -93,6 +115,9 @@ class CallTelemetry:
 
     def rejected(self, call: Call, error: RejectedError, *, dry_run: bool = False) -> None:
         """Hear that a call or attempt was refused on this side, or in a dry run would have been."""
+
+    def routed(self, routing: Routing) -> None:
+        """Hear which target an attempt goes to; worth telling only while `recording`."""
 
     def retry_suppressed(self, call: Call, why: str) -> None:
         """Hear that a failure that could be retried was not."""

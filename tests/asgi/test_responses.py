@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import AsyncIterator
 from typing import Any
 
 import anyio
@@ -248,10 +249,42 @@ async def test_an_event_stream_out_of_time_ends_with_one_error_event(
     last = events[-1]
     assert last.event == ("message" if error_format == "openai" else "error")
     assert "deadline_exceeded" in last.data
-    assert [event.data for event in events[:-1]] == ([] if not b"".join(chunks) else [events[0].data])
+    whole = b"".join(chunks).endswith((b"\n\n", b"\n\r\n"))
+    assert [event.data for event in events[:-1]] == (["one"] if whole else [])  # and half of one is none
     assert b"[DONE]" not in connection.body
-    if b"".join(chunks).endswith((b"\n\n", b"\r\n\r\n")):
-        assert b"\n\n\n" not in connection.body
+    assert b"\n\n\n" not in connection.body
+
+
+@pytest.mark.parametrize("deadline", [5, None])
+@pytest.mark.parametrize("ending", [b"\n", b"\r\n", b"\r"])
+async def test_an_event_stream_in_time_is_the_same_whatever_its_parts_are(
+    ending: bytes, deadline: float | None
+) -> None:
+    body = b"data: one\n: c\n\nid: 1\ndata: \xc3\xa4\n\n\ndata: half".replace(b"\n", ending)
+    for size in (1, 2, 7, 100):
+        parts = [body[at : at + size] for at in range(0, len(body), size)]
+
+        async def app(scope: Scope, receive: Receive, send: Send, parts: list[bytes] = parts) -> None:
+            await StreamingResponse(aiter_of(parts), media_type="text/event-stream")(scope, receive, send)
+
+        policies = [] if deadline is None else [Deadline(deadline)]
+        middleware = ResilienceMiddleware(app, tenant="x-tenant-id", policies=policies)
+        connection = await Connection().run(middleware)
+        assert (connection.error, connection.body, connection.complete) == (None, body, True)
+
+
+async def test_an_event_that_never_ends_is_not_kept_back_for_ever() -> None:
+    large = b"data: " + b"x" * 70_000
+    connection = await run_late(streaming(large, media_type="text/event-stream"))
+    parser = SSEParser()
+    events = [*parser.feed(connection.body), *parser.close()]
+    assert [len(event.data) for event in events[:-1]] == [70_000]
+    assert "deadline_exceeded" in events[-1].data
+
+
+async def aiter_of(parts: list[bytes]) -> AsyncIterator[bytes]:
+    for part in parts:
+        yield part
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -11,6 +12,7 @@ from typing import Any
 import anyio
 import httpx
 import httpx2
+import openai
 import pytest
 
 import resilient_llm.httpx
@@ -26,7 +28,8 @@ from resilient_llm import (
     Retry,
     ambient,
 )
-from resilient_llm.testing import FakeModel, FakeProvider, Fault, Latency
+from resilient_llm.source import _kept
+from resilient_llm.testing import FakeModel, FakeProvider, Fault, Latency, serve
 from tests.support import cancel_at_every_await
 
 pytestmark = pytest.mark.anyio
@@ -250,3 +253,35 @@ async def test_a_long_error_body_passes_whole_and_is_still_retried(library: Modu
         response = await client.post(URL, json=BODY)
     assert response.status_code == 400
     assert response.content == long
+
+
+@pytest.mark.realtime
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_an_sdks_stream_that_is_left_in_the_middle_ends_without_a_word_from_the_event_loop() -> None:
+    """What asyncio does with generators that are garbage must not meet what closes the connection."""
+    complaints: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: complaints.append(context))
+    provider = FakeProvider(FakeModel(latency=Latency(per_token=0.01)))
+    bulkhead = Bulkhead(max_concurrent=5)
+    policies: list[Policy] = [Deadline(60), bulkhead, Retry()]
+    async with (
+        serve(provider) as url,
+        httpx2.AsyncClient(transport=resilient_llm.httpx2.ResilientTransport(policies=policies)) as http,
+    ):
+        client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", http_client=http)
+
+        async def leave() -> None:
+            stream = await client.chat.completions.create(model="m", messages=[], stream=True)
+            async for _chunk in stream:
+                break
+
+        for _ in range(5):
+            await leave()
+        gc.collect()  # the SDK's stream and its generator hold each other
+        with anyio.fail_after(1):
+            await provider.wait_until_idle()
+        gc.collect()
+        await anyio.sleep(0.2)
+        assert bulkhead.in_use() == 0
+    assert complaints == []
+    assert _kept == {}

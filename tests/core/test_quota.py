@@ -9,7 +9,10 @@ from resilient_llm.core.token_bucket import TokenBucket
 
 
 def buckets(*capacities: float) -> list[TokenBucket]:
-    return [TokenBucket(capacity, 1.0, 0.0) for capacity in capacities]
+    some = [TokenBucket(capacity, 1.0, 0.0) for capacity in capacities]
+    for bucket in some:
+        bucket.mark(0.0, 0.0)  # from here on it is added up what is spent
+    return some
 
 
 def levels(some: list[TokenBucket], now: float = 0.0) -> list[float]:

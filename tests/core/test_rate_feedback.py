@@ -36,7 +36,7 @@ class Mirror:
         self.reservation = self.call(0.0)
 
     def call(self, now: float) -> Reservation:
-        reservation = Reservation([(self.requests, 1.0), (self.tokens, 100.0)], marked=True)
+        reservation = Reservation([(self.requests, 1.0), (self.tokens, 100.0)], marked=(0, 1))
         reservation.take(now)
         return reservation
 
@@ -165,7 +165,7 @@ def test_a_reset_within_what_our_own_bucket_takes_to_fill_is_a_refill(
     window: float, reset: float, pause: float
 ) -> None:
     bucket = TokenBucket(window, 1.0, 0.0)
-    reservation = Reservation([(bucket, 1.0)], marked=True)
+    reservation = Reservation([(bucket, 1.0)], marked=(0,))
     reservation.take(0.0)
     learn([said(remaining=0, reset=reset)], reservation, {"requests": [0]}, 0.0)
     assert bucket.wait(1.0, 0.0) == pytest.approx(max(1.0, pause))
@@ -173,7 +173,7 @@ def test_a_reset_within_what_our_own_bucket_takes_to_fill_is_a_refill(
 
 def test_a_limit_per_second_beside_one_per_minute_does_not_pause_for_the_minute_s_refill() -> None:
     minute, burst = TokenBucket(60.0, 1.0, 0.0), TokenBucket(5.0, 5.0, 0.0)
-    reservation = Reservation([(minute, 1.0), (burst, 1.0)], marked=True)
+    reservation = Reservation([(minute, 1.0), (burst, 1.0)], marked=(0, 1))
     reservation.take(0.0)
     learn([said(remaining=0, reset=30.0)], reservation, {"requests": [0, 1]}, 0.0)
     assert burst.wait(1.0, 0.0) == pytest.approx(0.2)

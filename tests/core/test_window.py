@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -34,7 +36,7 @@ def test_time_window_totals_the_slices_not_yet_expired(
         window.record(now, failed=failed, slow=slow)
         recent = [call for call in seen if latest // width - call[0] // width < buckets]
         assert totals(window) == (len(recent), sum(f for _, f, _ in recent), sum(s for *_, s in recent))
-        assert len(window._buckets) <= buckets
+        assert window.slices <= buckets
 
 
 @given(
@@ -61,7 +63,7 @@ def test_time_going_back_counts_as_the_last_time() -> None:
     window.expire(20.0)
     window.record(50.0, failed=True, slow=False)
     assert totals(window) == (2, 2, 0)
-    assert len(window._buckets) == 1
+    assert window.slices == 1
     window.expire(109.9)
     assert totals(window) == (2, 2, 0)
     window.expire(110.0)
@@ -86,9 +88,29 @@ def test_memory_of_a_time_window_is_bounded_by_its_buckets() -> None:
     most = 0
     for call in range(20_000):
         window.record(call * 0.1, failed=False, slow=False)
-        most = max(most, len(window._buckets))
+        most = max(most, window.slices)
     assert most == 10
     assert 540 <= window.calls <= 600
+
+
+def test_a_full_time_window_takes_less_than_700_bytes() -> None:
+    windows = 200
+
+    def full() -> TimeWindow:
+        window = TimeWindow(60.0)
+        for call in range(100):
+            window.record(call * 3.0, failed=call % 3 == 0, slow=False)
+        assert window.slices == 10
+        return window
+
+    gc.collect()
+    tracemalloc.start()
+    try:
+        kept = [full() for _ in range(windows)]
+        size = tracemalloc.get_traced_memory()[0] / len(kept)
+    finally:
+        tracemalloc.stop()
+    assert 100 < size < 700
 
 
 @given(calls=st.lists(st.tuples(st.booleans(), st.booleans()), max_size=60), size=st.integers(1, 20))

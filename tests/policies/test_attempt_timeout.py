@@ -224,7 +224,38 @@ def test_limits_that_contradict_each_other() -> None:
         Pipeline([Deadline(10), AttemptTimeout(whole_reply=30)])
     with pytest.raises(ConfigurationError, match=r"sampling_duration=30.*2 x the attempt's limit of 20 s"):
         Pipeline([CircuitBreaker(sampling_duration=30), AttemptTimeout(headers=20)])
-    Pipeline([Deadline(10), CircuitBreaker(sampling_duration=30), AttemptTimeout(headers=5, content_gap=100)])
+    with pytest.raises(ConfigurationError, match=r"deadline \(total=10\)"):
+        Pipeline([Deadline(10), AttemptTimeout(headers=5, content_gap=100)])
+    Pipeline([Deadline(10), CircuitBreaker(sampling_duration=30), AttemptTimeout(headers=5, content_gap=9)])
+
+
+@pytest.mark.parametrize("limit", [-1, 0, "a", None, True, math.nan])
+@pytest.mark.parametrize("name", ["headers", "first_content", "content_gap", "whole_reply"])
+def test_clocks_are_seconds(name: str, limit: Any) -> None:
+    with pytest.raises(ConfigurationError, match=f"{name}={limit!r}: allowed are seconds above 0"):
+        Clocks(**{name: limit})
+    assert getattr(Clocks(**{name: 3}), name) == 3
+
+
+@pytest.mark.parametrize("options", [{"for_call": 5}, {"name": ""}, {"name": 3}])
+def test_a_hook_can_be_called_and_a_name_is_one(options: dict[str, Any]) -> None:
+    (name,) = options
+    with pytest.raises(ConfigurationError, match=f"{name}={options[name]!r}"):
+        AttemptTimeout(headers=1, **options)
+
+
+def broken(_call: Call) -> Any:
+    raise KeyError("m")
+
+
+@pytest.mark.parametrize("hook", [broken, lambda _: {"headers": 9}, lambda _: Clocks(headers=-1)])
+async def test_a_hook_that_is_broken_breaks_no_call(hook: Any, caplog: pytest.LogCaptureFixture) -> None:
+    clocks = AttemptTimeout(first_content=2, for_call=hook)
+    upstream = Upstream(lambda: streamed(5.0, *END))
+    began = anyio.current_time()
+    assert (await send(resilient(upstream, ONCE, clocks))).status_code == 504
+    assert anyio.current_time() - began == 2
+    assert "for_call of 'attempt_timeout'" in caplog.text
 
 
 def test_where_it_stands() -> None:
@@ -240,6 +271,8 @@ async def test_a_request_for_a_stream_that_says_so_nowhere() -> None:
     clocks = AttemptTimeout(whole_reply=5, first_content=6, content_gap=2)
     asked = {key: value for key, value in ASK.items() if key != "stream"}
     began = anyio.current_time()
-    await read(await send(resilient(upstream, ONCE, clocks, spy), asked))
+    url = "http://h.example/v1/something"  # where a model is known to be asked it would be no answer
+    with pytest.raises(httpx2.ReadTimeout):
+        await read(await send(resilient(upstream, ONCE, clocks, spy), asked, url=url))
     assert spy.ended[0].error_type == "content_gap_timeout"
     assert anyio.current_time() - began == pytest.approx(6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,10 +17,14 @@ from resilient_llm import (
     Deadline,
     Limit,
     Pipeline,
+    Profile,
     Retry,
+    Telemetry,
     ambient,
 )
 from resilient_llm.asgi import LLMMiddleware, ResilienceMiddleware
+from resilient_llm.httpx import ResilientTransport
+from resilient_llm.httpx2 import ResilientTransport as ResilientTransport2
 
 HUGE = 10**400
 
@@ -77,7 +82,11 @@ _WRONG: list[tuple[Callable[..., object], str, Sequence[object]]] = [
     (_limit, "requests_per_minute", (HUGE, "1", math.nan)),
     (_limit, "learn", ("yes", 1)),
     (_limit, "scope", ("", 5)),
-    (Pipeline, "policies", (None, 5)),
+    (Pipeline, "policies", (None, 5, "retry", b"retry", {"retry": 1}, [None], ["retry"], [Retry], Retry())),
+    (Pipeline, "handler", (5, "x")),
+    (Pipeline, "door", ("http", None, [])),
+    (Pipeline, "telemetry", ("x", 5, Telemetry)),
+    (Pipeline, "profile", (None, "openai", Profile)),
     (Pipeline, "max_threads", ("x", None, 0, 1.5, True)),
     (Pipeline, "classify_error", (None, "x")),
     (Pipeline, "classify_result", (5, "x")),
@@ -86,9 +95,29 @@ _WRONG: list[tuple[Callable[..., object], str, Sequence[object]]] = [
     (_guard, "default_tenant", (5, "")),
     (_guard, "drain_timeout", (HUGE, "1")),
     (_guard, "error_format", ([], {}, "xml")),
-    (_guard, "policies", (None,)),
+    (_guard, "policies", (None, "retry", [5])),
+    (_guard, "telemetry", ("x", Telemetry)),
+    (_guard, "name", ("", None)),
+    (_guard, "tenant_timeout", ("1", None, 0)),
+    (_guard, "max_buffered_body", ("1", 0, None)),
+    (_guard, "known_tenants", ("acme", 5)),
     (_llm, "state_name", (None, 5, "no name")),
-    (_llm, "policies", (None,)),
+    (_llm, "policies", (None, "retry", [5])),
+    (_llm, "telemetry", ("x", Telemetry)),
+    (_llm, "name", ("", None)),
+    (_llm, "client", (5, "x")),
+    (_llm, "library", (None, [], "requests")),
+    (_llm, "on_rejection", (None, [], "ignore")),
+    *(
+        (transport, option, wrong)
+        for transport in (ResilientTransport, ResilientTransport2)
+        for option, wrong in (
+            ("policies", (None, "retry", [5], Retry())),
+            ("on_rejection", (None, [], "ignore")),
+            ("name", ("", None)),
+            ("telemetry", ("x", Telemetry)),
+        )
+    ),
 ]
 
 
@@ -100,6 +129,17 @@ def test_each_error_names_its_option(make: Callable[..., object], option: str, w
     with pytest.raises(ConfigurationError) as raised:
         make(**{option: wrong})
     assert option in str(raised.value)
+
+
+@pytest.mark.parametrize("make", [_llm, ResilientTransport, ResilientTransport2])
+@pytest.mark.parametrize("wrong", ["x", 5, object()])
+def test_what_is_no_transport_is_a_type_error_that_names_it(
+    make: Callable[..., object], wrong: object
+) -> None:
+    with pytest.raises(
+        TypeError, match=f"transport must be an async transport of .*{re.escape(repr(wrong))}"
+    ):
+        make(transport=wrong)
 
 
 _WRONG_AMBIENT: dict[str, Sequence[object]] = {

@@ -142,7 +142,7 @@ async def test_an_idle_tenant_takes_less_than_a_kilobyte() -> None:
     try:
         for index in range(number):
             call.tenant = f"tenant-{index:08d}"
-            quotas(call, 0.0).buckets[0].take(1.0, 0.5)
+            quotas.of(call, 0.0).buckets[0].take(1.0, 0.5)
         size, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

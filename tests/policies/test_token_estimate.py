@@ -168,7 +168,10 @@ def test_any_nesting_is_walked() -> None:
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=30),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from(["type", "source"]) | st.text(max_size=10), inner, max_size=4)
+    ),
     max_leaves=20,
 )
 

@@ -70,6 +70,8 @@ AIOHTTP = {
     "ClientPayloadError": "remote_protocol_error",
     "ClientResponseError": "remote_protocol_error",
     "ClientConnectionError": "network_error",
+    "UploadAbortedError": "write_error",
+    "ClientError": "transport_error",
     "InvalidURL": "invalid_url",
     "NonHttpUrlClientError": "unsupported_protocol",
     "TooManyRedirects": "too_many_redirects",

@@ -1,7 +1,7 @@
 """Which dialect a request is written in, and what it asks for."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -266,7 +266,45 @@ def request(example: Example) -> Request:
 def test_a_request_asks_for(example: Example) -> None:
     dialect = dialect_for(request(example))
     assert dialect is example.dialect
-    assert dialect.profile(request(example)) == example.profile
+    assert replace(dialect.profile(request(example)), resumable=False) == example.profile
+
+
+@pytest.mark.parametrize(
+    ("url", "body", "resumable"),
+    [
+        (f"{OPENAI_HOST}/v1/chat/completions", BODY, True),
+        (f"{OPENAI_HOST}/v1/chat/completions", {**BODY, "n": 1}, True),
+        (f"{OPENAI_HOST}/v1/chat/completions", {**BODY, "n": 2}, False),  # several answers
+        (f"{OPENAI_HOST}/v1/chat/completions", {"model": "m"}, False),
+        (f"{OPENAI_HOST}/v1/completions", {"model": "m", "prompt": "x"}, False),
+        (f"{OPENAI_HOST}/v1/responses", {"model": "m", "input": "x"}, False),
+        ("https://api.anthropic.com/v1/messages", BODY, True),
+        ("https://api.anthropic.com/v1/complete", {"model": "m", "prompt": "x"}, False),
+        (f"{GOOGLE}/v1beta/models/m:streamGenerateContent", {"contents": []}, False),
+    ],
+)
+def test_what_the_rest_of_an_answer_can_be_asked_for_of(
+    url: str, body: dict[str, object], resumable: bool
+) -> None:
+    asked = Request("POST", url, [], json.dumps(body).encode())
+    assert dialect_for(asked).profile(asked).resumable is resumable
+
+
+@pytest.mark.parametrize(
+    ("url", "framing"),
+    [
+        (f"{OPENAI_HOST}/v1/chat/completions", "events"),
+        ("https://api.anthropic.com/v1/messages", "events"),
+        (f"{GOOGLE}/v1beta/models/m:streamGenerateContent", "array"),
+        (f"{GOOGLE}/v1beta/models/m:streamGenerateContent?key=k&alt=sse", "events"),
+        (f"{GOOGLE}/v1beta/interactions", "events"),
+        (f"{RUNTIME}/model/m/converse-stream", "unknown"),
+        ("https://h.example/other", "unknown"),
+    ],
+)
+def test_what_a_stream_is_written_in(url: str, framing: str) -> None:
+    asked = Request("POST", url, [], b"{}")
+    assert dialect_for(asked).framing(asked) == framing
 
 
 def test_the_version_header_tells_an_anthropic_request_on_any_route() -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from resilient_llm.message import Headers
 from resilient_llm.outcome import Scope, Usage, Verdict
 from resilient_llm.providers import (
     ANTHROPIC,
@@ -252,7 +253,7 @@ EXAMPLES = [
         "a stream as a list that ends with an error",
         GEMINI,
         [CONTENT, {"error": {"code": 503, "message": "m", "status": "UNAVAILABLE"}}],
-        tokens(4, 32, reasoning=30, estimated=True),
+        tokens(4, 32, reasoning=30),
         "gemini-2.5-flash",
         "r1",
         ("STOP",),
@@ -415,7 +416,54 @@ def test_a_200_may_be_no_answer(
 
 @pytest.mark.parametrize("status", [204, 205, 301, 304])
 def test_a_reply_without_a_body_needs_none(status: int) -> None:
-    assert read_body(OPENAI, status, JSON, b"", operation="chat")[0].ok
+    assert read_body(OPENAI, status, JSON, b"", operation="moderation")[0].ok
+    assert read_body(UNKNOWN, status, JSON, b"", operation="chat")[0].ok
+
+
+SSE_ANSWER = b'data: {"choices":[{"delta":{"content":"Hi"},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+GZIP = [*JSON, (b"content-encoding", b"gzip")]
+NO_ANSWERS = {
+    "204": (204, JSON, b"", "empty_body"),
+    "205": (205, JSON, b"", "empty_body"),
+    "an empty object": (200, JSON, b"{}", "unexpected_body"),
+    "an empty list": (200, JSON, b"[]", "unexpected_body"),
+    "a list of nothing": (200, JSON, b"[{}, 1]", "unexpected_body"),
+    "the state of something": (200, JSON, b'{"status": "ok"}', "unexpected_body"),
+    "a stream": (200, JSON, SSE_ANSWER, "unexpected_body"),
+    "not gzip": (200, GZIP, b'{"choices": []}', "unexpected_body"),
+}
+
+
+@pytest.mark.parametrize("operation", ["chat", "embeddings", "generate_content", "text_completion"])
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
+@pytest.mark.parametrize("reply", NO_ANSWERS.values(), ids=list(NO_ANSWERS))
+def test_what_has_nothing_of_an_answer_is_none(
+    reply: tuple[int, Headers, bytes, str], dialect: Dialect, operation: str
+) -> None:
+    status, headers, body, error_type = reply
+    outcome, _ = read_body(dialect, status, headers, body, operation=operation, streamed=False)
+    if dialect is BEDROCK and body is not SSE_ANSWER:  # what models answer there has any shape
+        assert outcome.ok
+    else:
+        assert outcome.verdict is Verdict.FAILURE
+        assert outcome.error_type == error_type or (body is SSE_ANSWER and dialect is not OPENAI)
+        assert outcome.retryable
+        assert outcome.ambiguous
+    if body is not SSE_ANSWER:
+        assert read_body(dialect, status, headers, body, operation="request")[0].ok
+
+
+def test_an_encoding_that_nobody_knows_may_be_right() -> None:
+    headers = [*JSON, (b"content-encoding", b"rot13")]
+    assert read_body(OPENAI, 200, headers, b"x", operation="chat")[0].ok
+
+
+def test_an_answer_in_one_piece_is_none_to_who_reads_a_stream() -> None:
+    body = b'{"choices": [{"message": {"content": "Hi"}, "finish_reason": "stop"}]}'
+    outcome, answer = read_body(OPENAI, 200, JSON, body, operation="chat", streamed=True)
+    assert (outcome.verdict, outcome.error_type) == (Verdict.FAILURE, "unexpected_body")
+    assert answer.finish_reasons == ("stop",)
+    assert read_body(OPENAI, 200, JSON, body, operation="chat", streamed=False)[0].ok
 
 
 @pytest.mark.parametrize("dialect", [*DIALECTS, UNKNOWN], ids=lambda dialect: dialect.name)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resilient_llm.outcome import CANCELLED
+from resilient_llm.outcome import CANCELLED, Verdict
 from resilient_llm.providers import OPENAI, ContentDecoder, StreamReader
 from tests.providers.streams import openai_chat
 from tests.providers.streams.example import sse
@@ -189,8 +189,9 @@ def test_what_is_not_what_it_says_is_not_read(encoding: bytes) -> None:
     reader = StreamReader(OPENAI, headers=encoded_with(encoding))
     assert reader.feed(STREAM) == []
     assert reader.blind
-    assert reader.has_content
-    assert reader.close().ok
+    outcome = reader.close()
+    assert (outcome.verdict, outcome.error_type) == (Verdict.FAILURE, "unexpected_body")
+    assert outcome.retryable
 
 
 def test_a_stream_that_goes_wrong_on_the_way_is_read_no_further() -> None:

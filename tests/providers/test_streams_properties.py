@@ -61,7 +61,8 @@ def read(dialect: Dialect, reads: Sequence[bytes], headers: list[tuple[bytes, by
     assert reader.interrupted(CANCELLED) == reader.close() == outcome
     assert outcome.ok is (outcome.verdict is Verdict.SUCCESS)
     assert outcome.ok or outcome.error_type
-    assert outcome.usage is None or outcome.ok or outcome.usage.estimated
+    reported = outcome.usage is None or outcome.ok or outcome.usage.estimated
+    assert reported or reader.answer.finished or reader.failure is not None
     return kinds, outcome, known(reader.answer), reader.malformed, reader.keepalives, reader.boundary
 
 

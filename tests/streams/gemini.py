@@ -72,7 +72,8 @@ class FakeGemini:
             return "reset"
         if fault.is_answer:
             await out.start(fault.status or 200, "application/json")
-            await out.write(json.dumps(_error(fault)).encode())
+            if fault.body != "":
+                await out.write(json.dumps(_error(fault) if fault.body is None else fault.body).encode())
             return await out.finish()
         await out.start(200, "text/event-stream")
         if fault.empty_stream:

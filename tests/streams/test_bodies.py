@@ -15,7 +15,8 @@ import pytest
 
 from resilient_llm import AttemptTimeout, Backoff, Bulkhead, Deadline, Retry
 from resilient_llm.outcome import Verdict
-from tests.streams.scripted import ASK, Body, Spy, Upstream, read, resilient, send
+from tests.streams.scripted import ASK, Body, Spy, Upstream, read, resilient, send, streamed
+from tests.streams.scripted import WHOLE as EVENTS
 
 pytestmark = pytest.mark.anyio
 
@@ -48,7 +49,35 @@ FALSE: dict[str, tuple[list[Any], dict[str, str], str, str]] = {
     "a page that says it is JSON": ([HTML], JSON, "truncated", "truncated"),
     "nothing at all": ([], {}, "empty_body", "empty_body"),
     "null": ([b"null"], JSON, "unexpected_body", "unexpected_body"),
+    "an empty object": ([b"{}"], JSON, "unexpected_body", "unexpected_body"),
+    "an empty list": ([b"[]"], JSON, "unexpected_body", "unexpected_body"),
+    "another thing": ([b'{"status": "ok"}'], JSON, "unexpected_body", "unexpected_body"),
+    "a stream": (EVENTS, {"content-type": "text/event-stream"}, "unexpected_body", "unexpected_body"),
+    "a stream called JSON": (EVENTS, JSON, "unexpected_body", "unexpected_body"),
+    "not gzip": ([ANSWER], {**JSON, "content-encoding": "gzip"}, "unexpected_body", "unexpected_body"),
 }
+
+
+@pytest.mark.parametrize("status", [204, 205])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_model_that_has_no_content_to_give_is_asked_again(status: int, stream: bool) -> None:
+    upstream = Upstream(
+        lambda: reply(status=status, headers={}), lambda: streamed(*EVENTS) if stream else reply(ANSWER)
+    )
+    whole = b"".join(EVENTS) if stream else ANSWER
+    assert await read(await send(resilient(upstream, TWICE), {**ASK, "stream": stream})) == whole
+    assert len(upstream.sent) == 2
+    response = await send(resilient(Upstream(lambda: reply(status=status, headers={})), TWICE))
+    assert (response.status_code, json.loads(await read(response))["error"]["code"]) == (502, "empty_body")
+
+
+@pytest.mark.parametrize("body", [b"{}", b"[]", b"", ANSWER])
+@pytest.mark.parametrize("url", ["http://h.example/v1/files", "https://api.openai.com/v1/moderations"])
+async def test_on_other_routes_anything_may_be_an_answer(body: bytes, url: str) -> None:
+    status = 200 if body else 204
+    upstream = Upstream(lambda: reply(body, status=status))
+    response = await send(resilient(upstream, TWICE), WHOLE, url=url)
+    assert (response.status_code, await read(response), len(upstream.sent)) == (status, body, 1)
 
 
 @pytest.mark.parametrize(("steps", "headers", "error_type", "code"), FALSE.values(), ids=FALSE)
@@ -164,8 +193,8 @@ async def test_an_error_whose_body_does_not_come_is_still_that_error(steps: list
 
 async def test_an_error_in_place_of_a_stream_is_read_within_its_attempt() -> None:
     """STR-10."""
-    upstream = Upstream(lambda: reply(b"{}", status=503), lambda: reply(ANSWER))
-    assert await read(await send(resilient(upstream, TWICE))) == ANSWER
+    upstream = Upstream(lambda: reply(b"{}", status=503), lambda: streamed(*EVENTS))
+    assert await read(await send(resilient(upstream, TWICE))) == b"".join(EVENTS)
 
 
 async def test_one_clock_for_all_of_a_reply() -> None:

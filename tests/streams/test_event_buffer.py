@@ -59,7 +59,7 @@ def buffered(whole: bytes, cuts: list[int], **options: object) -> tuple[bytes, l
 
 @given(events=EVENTS, ending=ENDINGS, cuts=CUTS, held=st.integers(min_value=0, max_value=5))
 def test_nothing_is_lost_or_changed(events: list[bytes], ending: bytes, cuts: list[int], held: int) -> None:
-    whole = b"".join(events).replace(b"\n", ending)
+    whole = b"".join([says("Hi"), *events]).replace(b"\n", ending)
     reader = StreamReader(OPENAI)
     buffer = EventBuffer(reader, whole_events=True)
     passed: list[bytes] = []

@@ -93,7 +93,16 @@ CUT_BUFFERED = Trouble(fault=Fault(cut_after_tokens=40), stream=Stream(resume="b
 CUT_AND_GONE_ON = Trouble(fault=Fault(cut_after_tokens=40), then=Fault(), stream=ASK_ON)
 CUT_AND_REFUSED = Trouble(fault=Fault(cut_after_tokens=40), then=Fault(status=400), stream=ASK_ON)
 CUT_AT_40 = "40 tokens, then remote_protocol_error"
+THROTTLED_AND_GONE_ON = Trouble(fault=Fault(error_event_at=20, status=429), then=Fault(), stream=ASK_ON)
+REFUSED_AT_20 = Trouble(
+    fault=Fault(error_event_at=20, status=400, code="content_filter"), then=Fault(), stream=ASK_ON
+)
 MALFORMED = Fault(malformed_event_at=10)
+IN_ONE_PIECE: dict[str, object] = {
+    "id": "1",
+    "type": "message",
+    "choices": [{"message": {"role": "assistant", "content": "Hello"}, "finish_reason": "stop"}],
+}
 NO_MARKER = Trouble(fault=Fault(omit_done=True))
 
 TABLE: dict[str, dict[str, Row]] = {
@@ -111,6 +120,9 @@ TABLE: dict[str, dict[str, Row]] = {
         Trouble(fault=Fault(error_event_at=0, status=429)), 0.5, "0 tokens, then {}", words=THROTTLED
     ),
     "empty stream": unseen(Trouble(fault=Fault(empty_stream=True)), 0.5, "502 empty_stream"),
+    "204": unseen(Trouble(fault=Fault(status=204, body="")), 0.5, "502 empty_body"),
+    "an empty object": unseen(Trouble(fault=Fault(body={})), 0.5, "502 unexpected_body"),
+    "an answer in one piece": unseen(Trouble(fault=Fault(body=IN_ONE_PIECE)), 0.5, "502 unexpected_body"),
     "role, then cut": unseen(Trouble(fault=Fault(cut_after_tokens=0)), 0.5, "502 remote_protocol_error"),
     "role, then a proper end": unseen(
         Trouble(fault=Fault(end_after_tokens=0)),
@@ -170,14 +182,27 @@ TABLE: dict[str, dict[str, Row]] = {
         for dialect in PATHS
     },
     "cut after 40, gone on with": {
-        "chat": same(CUT_AND_GONE_ON, "60 tokens", (0, 4.9), 7.8),
-        "messages": same(CUT_AND_GONE_ON, "60 tokens", (0, 4.9), 7.8),
+        "chat": same(CUT_AND_GONE_ON, "60 tokens", (0, 5.9), 8.8),
+        "messages": same(CUT_AND_GONE_ON, "60 tokens", (0, 5.9), 8.8),
         "responses": same(CUT_AND_GONE_ON, CUT_AT_40, (0,), 4.9),  # has no such thing
         "gemini": same(CUT_AND_GONE_ON, CUT_AT_40, (0,), 4.9),
     },
+    "throttled after 20, gone on with": {
+        "chat": same(THROTTLED_AND_GONE_ON, "60 tokens", (0, 3.9), 8.8),
+        "messages": same(THROTTLED_AND_GONE_ON, "60 tokens", (0, 3.9), 8.8),
+    },
+    "refused after 20, not gone on with": {
+        dialect: same(REFUSED_AT_20, "20 tokens, then content_filter", (0,), 2.9)
+        for dialect in ("chat", "responses")
+    },
+    "all said, then cut, not gone on with": seen(
+        Trouble(fault=Fault(omit_done=True), cut_at_end=True, stream=ASK_ON),
+        "60 tokens, then remote_protocol_error",
+        6.9,
+    ),
     "cut after 40, prefill refused": {
-        "chat": same(CUT_AND_REFUSED, CUT_AT_40, (0, 4.9), 5.4),
-        "messages": same(CUT_AND_REFUSED, CUT_AT_40, (0, 4.9), 5.4),
+        "chat": same(CUT_AND_REFUSED, CUT_AT_40, (0, 5.9), 6.4),
+        "messages": same(CUT_AND_REFUSED, CUT_AT_40, (0, 5.9), 6.4),
         "responses": same(CUT_AND_REFUSED, CUT_AT_40, (0,), 4.9),
         "gemini": same(CUT_AND_REFUSED, CUT_AT_40, (0,), 4.9),
     },
@@ -258,7 +283,7 @@ async def test_what_an_sdk_gets(dialect: str, again: bool) -> None:
         async with anyio.create_task_group() as group:
             for name in rows:
                 group.start_soon(play, name, callers[name], clients[name])
-                await anyio.sleep(0.01)
+                await anyio.sleep(0.05)  # all at once they would hold each other up
     assert {name: call.got for name, call in calls.items()} == {
         name: call.got for name, call in expected.items()
     }

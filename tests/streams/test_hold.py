@@ -207,12 +207,13 @@ async def test_json_under_the_name_of_a_stream(chunked: int) -> None:
     """STR-17, the other way round."""
     refused = json.dumps({"error": {"message": "no", "code": "invalid_api_key"}}).encode()
     answer = json.dumps({"choices": [{"message": {"content": "Hello"}, "finish_reason": "stop"}]}).encode()
-    for body, verdict in ((refused, Verdict.FATAL), (answer, Verdict.SUCCESS)):
+    for body, then in ((refused, refused), (answer, ALL)):  # an SDK would see nothing in an answer
         parts = [body[at : at + chunked] for at in range(0, len(body), chunked)]
         spy = Spy()
-        upstream = Upstream(partial(streamed, *parts, headers={**EVENTS, "content-length": str(len(body))}))
-        assert await read(await send(resilient(upstream, TWICE, spy))) == body
-        assert [outcome.verdict for outcome in spy.ended] == [verdict]
+        headers = {**EVENTS, "content-length": str(len(body))}
+        upstream = Upstream(partial(streamed, *parts, headers=headers), lambda: streamed(ALL))
+        assert await read(await send(resilient(upstream, TWICE, spy))) == then
+        assert spy.ended[0].error_type == ("invalid_api_key" if body is refused else "unexpected_body")
 
 
 async def test_str_17_a_json_error_in_place_of_a_stream_is_there_at_once() -> None:
@@ -242,14 +243,53 @@ async def test_a_stream_under_another_name_is_one_all_the_same(kind: str | None)
 
 
 async def test_a_whole_reply_to_who_asked_for_a_stream() -> None:
+    """An SDK looks for events in it, finds none, and takes that for an answer without a word."""
     answer = {"choices": [{"message": {"content": "Hello"}, "finish_reason": "stop"}]}
-    upstream = Upstream(lambda: json_reply(answer))
+    upstream = Upstream(lambda: json_reply(answer), lambda: streamed(ALL))
     spy = Spy()
-    assert json.loads(await read(await send(resilient(upstream, TWICE, spy)))) == answer
-    assert spy.ended[0].verdict is Verdict.SUCCESS
+    assert await read(await send(resilient(upstream, TWICE, spy))) == ALL
+    assert [outcome.error_type for outcome in spy.ended] == ["unexpected_body", None]
+    assert spy.ended[0].ambiguous
+    alone = await send(resilient(Upstream(lambda: json_reply(answer)), TWICE))
+    assert alone.status_code == 502
+    elsewhere = Upstream(lambda: json_reply(answer))
+    other = await send(resilient(elsewhere, TWICE), url="http://h.example/v1/else")
+    assert json.loads(await read(other)) == answer
 
 
-@pytest.mark.parametrize(("method", "status"), [("HEAD", 200), ("POST", 204), ("POST", 205), ("POST", 304)])
+@pytest.mark.parametrize("more", [[], WHOLE, [5.0]], ids=["alone", "then an answer", "then silence"])
+async def test_a_terminal_marker_before_there_is_an_answer(more: list[Any]) -> None:
+    """An SDK reads no further than that."""
+    spy = Spy()
+    upstream = Upstream(lambda: streamed(DONE, *more), lambda: streamed(*WHOLE))
+    assert await read(await send(resilient(upstream, TWICE, spy))) == ALL
+    assert [outcome.error_type for outcome in spy.ended] == ["empty_stream", None]
+    body = await read(await send(resilient(Upstream(lambda: streamed(ROLE, DONE, *more)), Deadline(60))))
+    assert DONE not in body  # nobody is to take it for one
+    assert b'"code": "truncated"' in body
+
+
+async def test_what_is_not_in_its_encoding_is_no_stream() -> None:
+    headers = {**EVENTS, "content-encoding": "gzip"}
+    upstream = Upstream(lambda: streamed(*WHOLE, headers=headers), lambda: streamed(*WHOLE))
+    assert await read(await send(resilient(upstream, TWICE))) == ALL
+    response = await send(resilient(Upstream(lambda: streamed(*WHOLE, headers=headers)), TWICE))
+    assert response.status_code == 502
+
+
+async def test_without_a_retry_a_late_first_content_is_the_librarys_timeout_for_an_sdk_to_try_again() -> None:
+    upstream = Upstream(lambda: streamed(1.0, PING, math.inf))
+    began = anyio.current_time()
+    with pytest.raises(httpx2.ReadTimeout, match="first_content_timeout"):
+        await send(resilient(upstream, Deadline(60), AttemptTimeout(first_content=3)))
+    assert anyio.current_time() - began == 3
+    assert upstream.all_closed
+    upstream = Upstream(lambda: streamed(PING, 1.0, *WHOLE))
+    response = await send(resilient(upstream, AttemptTimeout(first_content=3)))
+    assert await read(response) == PING + ALL
+
+
+@pytest.mark.parametrize(("method", "status"), [("HEAD", 200), ("POST", 304)])
 async def test_a_reply_without_a_body_is_not_an_empty_stream(method: str, status: int) -> None:
     spy = Spy()
     upstream = Upstream(lambda: httpx2.Response(status, headers=EVENTS, stream=Body()))

@@ -216,6 +216,32 @@ async def test_a_buffered_attempt_that_failed_is_discarded() -> None:
     assert recording.points.one("resilient_llm.attempt.discarded_tokens").value == 10
 
 
+async def test_what_a_discarded_attempt_has_reported_is_counted_and_not_an_estimate() -> None:
+    recording, spy = Recording(), Spy()
+    told = [ROLE, says("x" * 400, "stop"), usage(15, 5)]
+    upstream = Upstream(lambda: streamed(*told, RESET), lambda: streamed(ROLE, says("Hi", "stop"), DONE))
+    telemetry = telemetry_of(recording)
+    await read(await send(resilient(upstream, Stream(resume="buffer"), TWICE, spy, telemetry=telemetry)))
+    assert spy.ended[0].usage == Usage(input_tokens=15, output_tokens=5)
+    points = recording.points.of("resilient_llm.attempt.discarded_tokens")
+    counts = {point.attributes["gen_ai.token.type"]: point.value for point in points}
+    assert counts == {"input": 15, "output": 5}
+
+
+async def test_a_span_says_that_its_usage_is_estimated() -> None:
+    estimated = "resilient_llm.usage.estimated"
+    for events, guessed in (
+        ([ROLE, says("Hello", "stop"), usage(3, 2), DONE], False),
+        ([ROLE, says("Hello"), RESET], True),
+    ):
+        recording = Recording()
+        upstream = Upstream(partial(streamed, *events))
+        await read(await send(resilient(upstream, TWICE, telemetry=telemetry_of(recording))))
+        (attempt,) = [span for span in recording.spans if span.name.startswith("attempt")]
+        assert (estimated in attempt.attributes) is guessed
+        assert (estimated in recording.spans.one("chat").attributes) is guessed
+
+
 async def test_the_span_has_the_time_to_the_first_content_and_the_model_that_answered() -> None:
     recording = Recording()
     named = data({"id": "c7", "model": "m-2026", "choices": [{"index": 0, "delta": {"content": "Hi"}}]})

@@ -208,7 +208,7 @@ async def test_spans_that_policies_and_transports_make_belong_to_the_call_and_th
 
     async def answer(_request: httpx2.Request) -> httpx2.Response:
         with tracer.start_as_current_span("POST"):
-            return httpx2.Response(200, json={})
+            return httpx2.Response(200, json={"choices": []})
 
     async with client_of(recording, answer, guard, Retry()) as client:
         await ask(client)

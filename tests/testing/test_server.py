@@ -17,7 +17,7 @@ import httpx
 import openai
 import pytest
 from starlette.applications import Starlette
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 import resilient_llm.testing
 from resilient_llm.testing import (
@@ -30,6 +30,7 @@ from resilient_llm.testing import (
     serve_forever,
     serve_in_thread,
 )
+from resilient_llm.testing._connection import break_connection
 
 pytestmark = [pytest.mark.anyio, pytest.mark.realtime]
 
@@ -98,6 +99,26 @@ async def test_broken_connections_are_broken_and_nobody_complains(
         assert (await http.post("/v1/chat/completions", json=CHAT)).status_code == 200
         await provider.wait_until_idle()
     assert not provider.requests[0].disconnected
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+async def test_a_connection_that_its_client_has_closed_is_broken_without_complaint(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    broken = anyio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        await anyio.sleep(0.05)  # by now the socket is closed on this side, too
+        await break_connection(scope, receive, send, "reset")
+        broken.set()
+
+    async with serve(app) as base_url, httpx.AsyncClient(base_url=base_url, timeout=0.05) as http:
+        with pytest.raises(httpx.ReadTimeout):
+            await http.get("/")
+        with anyio.fail_after(5):
+            await broken.wait()
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 

@@ -211,7 +211,7 @@ CUT = [
         start() + HELLO + stop() + b'event: message_stop\ndata: {"type":"mess',
         "mmccccmm",
         finish_reasons=("end_turn",),
-        usage=tokens(25, 15, estimated=True),
+        usage=tokens(25, 15),
         text="Hello! You there",
     ),
     Example(

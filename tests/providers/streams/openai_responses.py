@@ -322,7 +322,7 @@ ERRORS = [
         "mmmmccccmmm!",
         outcome=(Verdict.FAILURE, Scope.TARGET, "server_error"),
         status=500,
-        usage=tokens(37, 11, cached=16, reasoning=6, estimated=True),
+        usage=tokens(37, 11, cached=16, reasoning=6),
         text="Hello there!",
     ),
     bad(

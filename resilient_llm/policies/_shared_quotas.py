@@ -1,0 +1,408 @@
+"""Rate limits that are kept in a store, and what this process knows of them.
+
+The store decides; the buckets here are a view of it, as it was last heard of and refilled since, so that a call that
+cannot pass is refused, or waits, without asking. While there is no answer they are this process's share. How a store
+is reached, and how those who wait are told, must not enter here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, cast
+from weakref import WeakKeyDictionary
+
+import anyio
+
+from resilient_llm.core.quota import Reservation
+from resilient_llm.core.rate_queue import Delay
+from resilient_llm.core.shared_rate import Change, RateCharge, RateDecision, RateLevel, TakeMode, Verdict
+from resilient_llm.core.token_bucket import TokenBucket
+from resilient_llm.errors import ConfigurationError, CostExceedsCapacityError, StoreUnavailableError
+from resilient_llm.policies._quotas import QuotaSet
+from resilient_llm.policies._shared_keys import shared_key
+from resilient_llm.policies._store_events import tell_store
+from resilient_llm.telemetry.names import DRY_RUN, LIMITER_NAME, WAIT_TIME
+
+if TYPE_CHECKING:
+    from resilient_llm.call import Call
+    from resilient_llm.policies._rate_waiters import RateWaiters
+    from resilient_llm.policies.limit import Limit
+    from resilient_llm.stores.protocol import RateStore
+    from resilient_llm.telemetry import WaitOutcome
+
+__all__ = ["BucketView", "SharedQuotas", "SharedTake"]
+
+_FRESH = 1.0
+"""Seconds for which what was heard is good enough to refuse a call by: others may give back meanwhile."""
+_SLACK = 0.01
+"""Seconds by which those who kept a place may come back late and still get what they waited for."""
+
+_in_use: WeakKeyDictionary[RateStore, dict[str, tuple[Limit, ...]]] = WeakKeyDictionary()
+
+
+class BucketView(TokenBucket):
+    """What is known of a bucket in the store: `level` is what it said last, refilled since.
+
+    `pending` is what was taken of the view for requests that are on their way.
+    """
+
+    __slots__ = ("heard_at", "pending")
+
+    def __init__(self, capacity: float, rate: float, now: float) -> None:
+        super().__init__(capacity, rate, now)
+        self.pending = 0.0
+        self.heard_at = now
+
+    def hear(self, level: RateLevel, now: float) -> None:
+        """Take over what the store says."""
+        self._set(level.level - self.pending, now)
+        self._paused_until = now + level.pause
+        self.heard_at = now
+
+    def pause_left(self, now: float) -> float:
+        """Say for how many seconds it gives nothing out, whatever there is."""
+        return max(0.0, self._paused_until - now)
+
+    def forget(self) -> None:
+        """Know nothing: as far as anybody can tell, it is full."""
+        self._set(self.capacity, self._updated)
+
+    def rescale(self, ratio: float, now: float) -> None:
+        """Make it that much smaller or larger, and slower or faster."""
+        self._set(self.level(now) * ratio, now)
+        self.capacity *= ratio
+        self.rate *= ratio
+
+
+@dataclass(slots=True, eq=False)
+class SharedTake:
+    """What one call takes of the store's buckets, in the order of its reservation's charges."""
+
+    account: str
+    charges: list[RateCharge]
+    views: Sequence[BucketView]
+    counted: bool = True
+    """Whether the store knows, or will hear, that it was taken."""
+
+
+class SharedQuotas:
+    """Take what calls need from a store, in turn, and keep the view of it.
+
+    A call that would pass by the view asks the store, once. Where that refuses, it keeps a place in line there, one
+    call of a tenant at a time in each lane, comes back when it is its turn, and runs; the others wait in the waiting
+    room by the view, which counts the places kept by all processes. What exceeds the wait allowed is refused, by the
+    view while that is fresh.
+    """
+
+    def __init__(
+        self,
+        store: RateStore,
+        quotas: QuotaSet,
+        waiters: RateWaiters,
+        limits: Sequence[Limit],
+        *,
+        name: str,
+        borrow: bool,
+        dry_run: bool,
+    ) -> None:
+        in_use = _in_use.setdefault(store, {})
+        if in_use.setdefault(name, tuple(limits)) != tuple(limits):
+            raise ConfigurationError(
+                f"name={name!r}: another RateLimit with other limits keeps its counts in the same store by this name; "
+                "give each a name= of its own"
+            )
+        self.guard = store.guard
+        self._store = store
+        self._rates = store.rates
+        self._quotas = quotas
+        self._waiters = waiters
+        self._name = name
+        self._borrow = borrow
+        self._dry_run = dry_run
+        self._account = shared_key(name)
+        # One limit's keys have nothing to be taken together with: each may be on another server of a cluster.
+        self._alone = len(quotas._all) == 1
+        self._scopes = [
+            [
+                (f"{shared_key(each.limit.name)}:{dimension}:", *each.limit.buckets()[dimension])
+                for dimension in each.dimensions
+            ]
+            for each in quotas._all
+        ]
+        self._places: set[tuple[Hashable, str | None]] = set()
+        self._share = 1
+
+    def forget(self) -> None:
+        """Start afresh in another event loop."""
+        self._places.clear()
+        self._share = 1
+
+    async def take(self, call: Call, reservation: Reservation, now: float) -> SharedTake | None:
+        """Take what a call needs, when it is its turn; `None` when a dry run would have refused it.
+
+        Raises `RateLimitedError`, `CostExceedsCapacityError`, `DeadlineExceededError`, and with
+        `on_store_error="closed"` `StoreUnavailableError`.
+        """
+        tell_store(call, self.guard)
+        take = self._charge(call, reservation)
+        if oversized := self._oversized(take, now):
+            call.telemetry.rejected(call, oversized, dry_run=self._dry_run)
+            if self._dry_run:
+                return None
+            raise oversized
+        try:
+            if self._dry_run:
+                return await self._rehearse(call, take, reservation, now)
+            if not self.guard.closed and (wait := self.guard.retry_after()):
+                error = self.guard.error(f"not asked for another {wait:.3g} s, since it failed")
+                return await self._take_alone(call, take, reservation, now, error)
+            if len(self._waiters.queue) or not reservation.take_at_once(now):
+                if self._by_hearsay(call, take, reservation, now):
+                    reservation.take(now)
+                else:
+                    await self._waiters.take(call, reservation, now)
+            return await self._take(call, take, reservation, now)
+        finally:
+            tell_store(call, self.guard)
+
+    def settle(self, call: Call, take: SharedTake, reservation: Reservation, tokens: float | None) -> None:
+        """Tell the store how many tokens a call really used, or with `None` that nothing was; the view knows."""
+        if not take.counted:
+            return
+        used = [0.0] * len(take.charges) if tokens is None else self._quotas.used(reservation, tokens)
+        changed = [
+            (view, charge, charge.amount - actual)
+            for view, charge, actual in zip(take.views, take.charges, used, strict=True)
+            if actual != charge.amount
+        ]
+        if changed:
+            self._rates.settle(
+                take.account,
+                [Change(charge.key, charge.capacity, charge.rate, back) for _, charge, back in changed],
+                partial(self._hear_later, call, reservation, [view for view, _, _ in changed]),
+            )
+
+    def lower(self, call: Call, take: SharedTake, reservation: Reservation, before: Sequence[float]) -> None:
+        """Tell the store what the view has learned from a provider, since its levels were those `before`."""
+        if not self.guard.closed:
+            return  # the view is a share of the whole
+        now = call.loop.time()
+        views: list[BucketView] = []
+        charges: list[RateCharge] = []
+        pauses: list[float] = []
+        for view, charge, level in zip(take.views, take.charges, before, strict=True):
+            lowered, pause = view.level(now), view.pause_left(now)
+            if lowered < level or pause:
+                views.append(view)
+                # The view takes off what is on its way; the store will, when it arrives.
+                charges.append(charge._replace(amount=lowered + view.pending))
+                pauses.append(pause)
+        if charges:
+            self._rates.lower(
+                take.account, charges, pauses, partial(self._hear_later, call, reservation, views)
+            )
+
+    def _charge(self, call: Call, reservation: Reservation) -> SharedTake:
+        charges: list[RateCharge] = []
+        # The quotas were told to make views.
+        views = [cast("BucketView", bucket) for bucket, _ in reservation.charges]
+        key, at, account = "", 0, self._account
+        for quotas, scopes in zip(self._quotas._all, self._scopes, strict=True):
+            key = shared_key(quotas.key(call))
+            for prefix, capacity, rate in scopes:
+                view, amount = views[at], reservation.charges[at][1]
+                if quotas.overflows(reservation.quotas, view):
+                    view.forget()  # it is of many keys, and says nothing of this one
+                charges.append(RateCharge(prefix + key, capacity, rate, amount, at < reservation.own))
+                at += 1
+        if self._alone:
+            account = f"{account}:{key}"
+        return SharedTake(account, charges, views)
+
+    def _oversized(self, take: SharedTake, now: float) -> CostExceedsCapacityError | None:
+        """Say why a call can never pass: by the limits as they are, whatever share of them there is just now."""
+        for charge in take.charges:
+            lends = max(charge.capacity, 60.0 * charge.rate) if self._borrow else 0.0
+            if charge.amount > charge.capacity + lends:
+                whole = Reservation(
+                    [(TokenBucket(each.capacity, each.rate, now), each.amount) for each in take.charges]
+                )
+                return self._quotas.oversized(whole, now, borrow=self._borrow, name=self._name)
+        return None
+
+    def _by_hearsay(self, call: Call, take: SharedTake, reservation: Reservation, now: float) -> bool:
+        """Tell whether only what was heard too long ago would have a call refused."""
+        if len(self._waiters.queue):
+            return False
+        delay = self._waiters.delay(call, reservation, now)
+        too_long = now + delay.seconds > self._waiters.deadline(call, now)
+        return too_long and now - take.views[delay.charge].heard_at > _FRESH
+
+    async def _take(
+        self, call: Call, take: SharedTake, reservation: Reservation, arrived: float
+    ) -> SharedTake:
+        """Ask the store for what was taken of the view, and again when it is its turn."""
+        place = (self._quotas.lane(call), call.tenant)
+        deadline = self._waiters.deadline(call, arrived)
+        keeps = False
+        try:
+            while True:
+                now = call.loop.time()
+                if not keeps and place not in self._places:
+                    self._places.add(place)
+                    keeps = True
+                try:
+                    decision = await self._ask(
+                        take, reservation, max(0.0, deadline - now) + _SLACK, "h" if keeps else "n", call
+                    )
+                except StoreUnavailableError as error:
+                    return await self._take_alone(call, take, reservation, arrived, error)
+                if decision.verdict is Verdict.TAKEN:
+                    return take
+                reservation.keep()
+                now = call.loop.time()
+                if decision.wait > deadline - now + _SLACK or (keeps and decision.verdict is Verdict.REFUSED):
+                    raise self._waiters.refuse(
+                        call, reservation, now, Delay(decision.wait, decision.limiting)
+                    )
+                if decision.verdict is Verdict.HELD:
+                    await self._sleep(call, take, decision)
+                    reservation.take(call.loop.time())
+                else:
+                    await self._waiters.take(call, reservation, now, since=arrived)
+        finally:
+            if keeps:
+                self._places.discard(place)
+
+    async def _ask(
+        self, take: SharedTake, reservation: Reservation, most_wait: float, mode: TakeMode, call: Call
+    ) -> RateDecision:
+        """Ask the store; what was taken of the view is on its way meanwhile, and given back if nothing comes of it."""
+        for view, charge in zip(take.views, take.charges, strict=True):
+            view.pending += charge.amount
+        decision = None
+        since = call.loop.time()
+        try:
+            decision = await self._rates.take(take.account, take.charges, most_wait=most_wait, mode=mode)
+        finally:
+            for view, charge in zip(take.views, take.charges, strict=True):
+                view.pending -= charge.amount
+            if decision is None:
+                reservation.cancel(call.loop.time())
+            call.telemetry.step(call, "store", since=since)
+        self._restore(call)
+        self._hear(take.views, decision.levels, call.loop.time())
+        return decision
+
+    async def _sleep(self, call: Call, take: SharedTake, decision: RateDecision) -> None:
+        """Wait for its turn, which is exact; cancelled, it gives its place up."""
+        since = call.loop.time()
+        outcome: WaitOutcome = "cancelled"
+        try:
+            await anyio.sleep(decision.again)
+            outcome = "acquired"
+        finally:
+            if outcome == "cancelled":
+                freed = zip(take.charges, decision.held, strict=True)
+                self._rates.settle(
+                    take.account, [Change(c.key, c.capacity, c.rate, 0.0, held) for c, held in freed if held]
+                )
+            unit = "tokens" if self._quotas.counts_tokens else "requests"
+            depth = len(self._waiters.queue)
+            call.telemetry.waited(call, self._name, since=since, outcome=outcome, unit=unit, depth=depth)
+        take.charges = [
+            charge._replace(held=held) for charge, held in zip(take.charges, decision.held, strict=True)
+        ]
+
+    async def _rehearse(
+        self, call: Call, take: SharedTake, reservation: Reservation, now: float
+    ) -> SharedTake | None:
+        """Do for a dry run as if the call waited: a debt stands for the queue."""
+        reservation.take(now)
+        try:
+            most_wait = self._waiters.deadline(call, now) - now
+            decision = await self._ask(take, reservation, most_wait, "d", call)
+        except StoreUnavailableError:
+            self.guard.unguarded += 1
+            reservation.take(call.loop.time())
+            take.counted = False
+            return take
+        if decision.verdict is not Verdict.TAKEN:
+            reservation.keep()
+            delay = Delay(decision.wait, decision.limiting)
+            self._waiters.refuse(call, reservation, call.loop.time(), delay, dry_run=True)
+            return None
+        if decision.wait:
+            would: dict[str, str | float] = {
+                LIMITER_NAME: self._name,
+                WAIT_TIME: decision.wait,
+                DRY_RUN: True,
+            }
+            call.telemetry.event(call, "would_wait", would)
+        return take
+
+    async def _take_alone(
+        self,
+        call: Call,
+        take: SharedTake,
+        reservation: Reservation,
+        arrived: float,
+        error: StoreUnavailableError,
+    ) -> SharedTake:
+        """Decide without the store, as it was told to: refuse, let through, or give of this process's share."""
+        self.guard.unguarded += 1
+        now = call.loop.time()
+        if self.guard.on_error == "closed":
+            call.telemetry.rejected(call, error)
+            raise error
+        if self.guard.on_error == "open":
+            reservation.hold()
+            take.charges = [charge._replace(amount=0.0) for charge in take.charges]
+            take.counted = False
+            return take
+        self._rescale(max(1, self._store.processes), now)
+        if len(self._waiters.queue) or not reservation.take_at_once(now):
+            await self._waiters.take(call, reservation, now, since=arrived)
+        # The store hears of it when it is back.
+        self._rates.settle(
+            take.account, [Change(c.key, c.capacity, c.rate, -c.amount) for c in take.charges if c.amount]
+        )
+        return take
+
+    def _restore(self, call: Call) -> None:
+        """Make the view one of the whole again, now that the store has answered."""
+        if self._share > 1:
+            now = call.loop.time()
+            self._rescale(1, now)
+            self._waiters.give_back(call.tenant, now)
+
+    def _rescale(self, processes: int, now: float) -> None:
+        """Make the buckets here the share of one of so many processes."""
+        if processes == self._share:
+            return
+        ratio = self._share / processes
+        self._share = processes
+        for quotas in self._quotas._all:
+            quotas.rescale(ratio)
+            for quota in quotas:
+                for view in quota.buckets:
+                    cast("BucketView", view).rescale(ratio, now)
+
+    def _hear(self, views: Sequence[BucketView], levels: Sequence[RateLevel], now: float) -> None:
+        for view, level in zip(views, levels, strict=True):
+            view.hear(level, now)
+
+    def _hear_later(
+        self,
+        call: Call,
+        reservation: Reservation,
+        views: Sequence[BucketView],
+        levels: Sequence[RateLevel],
+    ) -> None:
+        """Hear what came of something told to the store, and wake who can go on by it."""
+        now = call.loop.time()
+        self._restore(call)
+        self._hear(views, levels, now)
+        self._waiters.give_back(call.tenant, now, reservation)

@@ -1,0 +1,316 @@
+"""One target as a router knows it: how much it has to do, and whether it may be asked now.
+
+What a call has tried already is the route's to remember; which of the usable targets is best, a balancer's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import MutableMapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from resilient_llm.core.credential_pool import CredentialPool
+from resilient_llm.outcome import Outcome, Verdict
+from resilient_llm.policies.circuit_breaker import CircuitBreaker
+from resilient_llm.providers import UNKNOWN
+from resilient_llm.routing.costs import attempt_cost
+from resilient_llm.routing.health import Durations
+from resilient_llm.routing.rewrite import rewrite
+
+if TYPE_CHECKING:
+    from resilient_llm.call import Call, CallNext, Policy
+    from resilient_llm.core.credential_pool import CredentialUse, Terms
+    from resilient_llm.core.target_load import TargetLoad
+    from resilient_llm.message import Reply
+    from resilient_llm.policies.tokens import Estimate
+    from resilient_llm.routing.needs import Needs
+    from resilient_llm.routing.stored_answers import StoredAnswers
+    from resilient_llm.routing.waiting import Waiting
+    from resilient_llm.target import Target
+
+__all__ = ["ELSEWHERE", "LONGEST_HINT", "Deployment"]
+
+LONGEST_HINT = 900.0
+"""Seconds that a target cools down at most, whatever it has said; then one call finds out how it is."""
+
+_LONGEST_SOFT_HINT = 5.0
+"""Seconds that a target cools down because its rate limit will be full again later: much is let through before."""
+
+ELSEWHERE = "stored_elsewhere"
+"""Why a call is none for a target: it goes on from an answer that another one keeps."""
+
+_SPREAD = 0.1
+"""Share of the time it cools down over which those who wait for it come back: together they would overrun it."""
+
+_SOON = 1.0
+"""Seconds after which a call that asks how long it takes may know more: nobody knows when calls end."""
+
+_MEANS = {Verdict.SUCCESS: True, Verdict.FAILURE: False}
+
+
+class Deployment:
+    """Keep what is known of one target, and send attempts to it.
+
+    A throttled target, and one that says when to come back, cools down: until then it is not asked. `cool_down`,
+    in seconds, is for one that does not say. Of a router's targets those are in `out` that could not be asked of
+    late, and have not answered since: they are to come back slowly. What is known of credentials is in `credentials`,
+    which other deployments share; who waits for one is in `waiting`. All methods take `now` of the loop's clock.
+    """
+
+    __slots__ = (
+        "_chain",
+        "_chained",
+        "_cool_down",
+        "_estimate",
+        "_on_trial",
+        "_out",
+        "_particular",
+        "_spread",
+        "_stored",
+        "_waiting",
+        "attempts",
+        "circuits",
+        "cooling_until",
+        "credentials",
+        "durations",
+        "failures",
+        "load",
+        "place",
+        "target",
+    )
+
+    def __init__(
+        self,
+        target: Target,
+        load: TargetLoad,
+        out: dict[Deployment, None],
+        *,
+        cool_down: float,
+        estimate: Estimate,
+        credentials: MutableMapping[Terms, CredentialUse],
+        waiting: Waiting,
+        stored: StoredAnswers,
+    ) -> None:
+        self.target = target
+        self.place = (target.url, target.credentials)
+        """What targets have in common that find each other's stored answers."""
+        self.load = load
+        self.credentials = (
+            CredentialPool(target.credentials, known=credentials) if target.credentials else None
+        )
+        self.cooling_until = -math.inf
+        self._spread = 0.0
+        self._on_trial = False  # it has said to stay away for longer than anybody does
+        self._waiting = waiting
+        self._stored = stored
+        self.attempts = 0
+        self.failures = 0
+        self.durations = Durations()
+        # Most take whatever they are asked.
+        limits = (target.dialect, target.capabilities, target.context_window)
+        self._particular = any(limit is not None for limit in limits)
+        self._out = out
+        self._cool_down = cool_down
+        self._estimate = estimate
+        self.circuits = tuple(policy for policy in target.policies if isinstance(policy, CircuitBreaker))
+        self._chained: CallNext | None = None
+        self._chain: CallNext | None = None
+
+    def why_not(self, call: Call, needs: Needs, now: float) -> str | None:
+        """Say why an attempt may not be sent here now; `None` when it may."""
+        if self._particular or needs.is_particular:
+            why = self.never(needs)
+            if why is not None:
+                return why
+        if now < self.cooling_until or self._is_being_tried:
+            return "cooling_down"
+        pool = self.credentials
+        if pool is not None and (
+            not pool.is_ready(now, call.purpose) or self._waiting.is_others_turn(call, pool)
+        ):
+            if pool.wait(now, call.purpose, patience=0.0) < math.inf:
+                return "credential_busy"
+            why = "no_credential"
+        elif self._reopens_in(call) > 0:
+            why = "circuit_open"
+        else:
+            return None
+        self._out[self] = None
+        return why
+
+    @property
+    def _is_being_tried(self) -> bool:
+        return self._on_trial and self.load.in_flight > 0
+
+    def wants_probe(self, call: Call, needs: Needs, now: float) -> bool:
+        """Tell whether it can be asked again, and nobody is finding out yet how it is."""
+        return not self.load.in_flight and self.why_not(call, needs, now) is None
+
+    def usable_in(
+        self, call: Call, needs: Needs, now: float, *, delay: float = 0.0, patience: float = 0.0
+    ) -> float:
+        """Give the seconds, at least `delay`, until an attempt may be sent here, if others do not use its credentials.
+
+        Infinity when none may ever, or when its circuit will not be closed, or none of its credentials tried again,
+        within `patience`.
+        """
+        patience = max(delay, patience)
+        reopens = self._reopens_in(call)
+        if reopens > patience or self._is_being_tried or self.never(needs) is not None:
+            return math.inf
+        wait = max(delay, reopens, self.cooling_until - now)
+        if self.credentials is None:
+            return wait
+        return max(wait, self.credentials.wait(now, call.purpose, patience=patience))
+
+    def spread(self, now: float) -> float:
+        """Give the seconds over which those who wait for it to cool down are to come back; 0 when it does not."""
+        return self._spread if now < self.cooling_until else 0.0
+
+    def back_in(self, call: Call, needs: Needs, now: float) -> float:
+        """Give the seconds until it can be asked again as things stand; infinity when the call is none for it."""
+        if self.never(needs) is not None:
+            return math.inf
+        wait = max(
+            0.0, self.cooling_until - now, self._reopens_in(call), _SOON if self._is_being_tried else 0.0
+        )
+        if self.credentials is None:
+            return wait
+        return max(wait, self.credentials.available_in(now, call.purpose))
+
+    def never(self, needs: Needs) -> str | None:
+        """Say why a call cannot be carried out here at all; `None` when it can."""
+        target = self.target
+        if needs.place is not None and needs.place != self.place:
+            return ELSEWHERE
+        if needs.continues and "prefill" not in (target.capabilities or ()):
+            return "prefill"
+        if target.dialect is not None and needs.dialect not in (target.dialect, UNKNOWN.name):
+            return "dialect"
+        if target.capabilities is not None and not needs.capabilities.issubset(target.capabilities):
+            return "capabilities"
+        return None if needs.fits(target.context_window) else "context_window"
+
+    def other_credential(self, call: Call) -> bool:
+        """Tell whether there is a credential that the call may have now, after one was throttled."""
+        now = call.loop.time()
+        pool = self.credentials
+        return pool is not None and now >= self.cooling_until and pool.is_ready(now, call.purpose)
+
+    def restore(self) -> None:
+        """Forget that it cools down, and what its credentials were refused for."""
+        self.cooling_until = -math.inf
+        self._on_trial = False
+        if self.credentials is not None:
+            for index in range(len(self.credentials)):
+                self.credentials.restore(index)
+
+    def _reopens_in(self, call: Call) -> float:
+        asked, call.target = call.target, self.target  # circuits go by it
+        longest = 0.0
+        for circuits in (self.circuits, (call.parent or call).circuits):
+            for circuit in circuits:
+                longest = max(longest, circuit.reopens_in(call))
+        call.target = asked
+        return longest
+
+    def take(self, call: Call, now: float) -> None:
+        """Make an attempt one of this target's: its request, its credential, its place in the load."""
+        target, pool = self.target, self.credentials
+        index = None if pool is None else pool.take(now, call.purpose)
+        call.on_finish(partial(self._finished, call, index, now))
+        self.load.sent(now, call.tokens or 0.0)
+        secret = None if index is None else target.secret(index)
+        call.direct(target, rewrite(call.request, target, secret))
+
+    def chain(self, call_next: CallNext) -> CallNext:
+        """Give what carries out attempts here: the target's own policies, then the rest of the pipeline."""
+        if not self.target.policies:
+            return call_next
+        if self._chained is not call_next or self._chain is None:
+            chain = call_next
+            for policy in reversed(self.target.policies):
+                chain = _Step(policy, chain)
+            self._chained, self._chain = call_next, chain
+        return self._chain
+
+    def _finished(self, call: Call, index: int | None, taken: float, outcome: Outcome) -> None:
+        now = call.loop.time()
+        self._note(call, index, taken, now, outcome)
+        if index is not None:
+            self._waiting.wake(now)
+
+    def _note(self, call: Call, index: int | None, taken: float, now: float, outcome: Outcome) -> None:
+        """Learn from the end of an attempt, or from its being taken back."""
+        # A key that is refused at once must not make its target look idle and quick.
+        ok = False if outcome.dead_credential and self.credentials is None else _MEANS.get(outcome.verdict)
+        first_token = call.first_content
+        if first_token is None and (
+            ok or call.superseded
+        ):  # one that was overtaken has taken at least as long
+            first_token = now - call.started
+        self.load.finished(now, call.tokens or 0.0, ok=ok, first_token=first_token)
+        if index is not None and self.credentials is not None:
+            self._give_back(self.credentials, index, taken, now, outcome)
+        if call.sent is False:
+            return
+        self.attempts += 1
+        if ok:
+            self._on_trial = False
+            self._stored.keep(call, self.target.name, now)
+            self.durations.add(now - call.started)
+            # Not by an answer to what was asked before its circuit opened.
+            if self in self._out and self._reopens_in(call) <= 0:
+                del self._out[self]
+                self.load.came_back(now)
+        elif ok is False:
+            self.failures += 1
+            if self._reopens_in(call) > 0:  # nobody may ask meanwhile, and notice: others may be preferred
+                self._out[self] = None
+        elif outcome.dead_credential:
+            self.failures += 1
+        self._learn(outcome, index, now)
+        owner = call.parent or call
+        owner.cost += attempt_cost(call, self.target.price_for(call.model), outcome, self._estimate)
+
+    def _give_back(
+        self, pool: CredentialPool, index: int, taken: float, now: float, outcome: Outcome
+    ) -> None:
+        if outcome.dead_credential:
+            pool.set_aside(index, now, outcome.retry_after, taken=taken)
+        answered = outcome.ok or (outcome.status is not None and not outcome.dead_credential)
+        pool.release(index, taken=taken, ok=answered or None)
+
+    def _learn(self, outcome: Outcome, index: int | None, now: float) -> None:
+        """Cool down where the provider says so; of several credentials only the one that was throttled rests."""
+        hint = outcome.retry_after
+        if outcome.verdict is Verdict.THROTTLED:
+            hint = hint or self._cool_down
+        elif outcome.verdict is not Verdict.FAILURE:
+            return
+        if not hint:
+            return
+        if outcome.retry_after_source == "ratelimit-reset":
+            hint = min(hint, _LONGEST_SOFT_HINT)
+        absurd = hint > LONGEST_HINT
+        hint = min(hint, LONGEST_HINT)
+        pool = self.credentials
+        if outcome.verdict is Verdict.THROTTLED and index is not None and pool is not None:
+            pool.rest(index, now, hint)
+            hint = pool.resting(now)
+        if hint and now + hint > self.cooling_until:
+            self.cooling_until, self._spread, self._on_trial = now + hint, _SPREAD * hint, absurd
+
+
+class _Step:
+    """A policy of a target's own and what comes after it."""
+
+    __slots__ = ("_next", "_policy")
+
+    def __init__(self, policy: Policy, call_next: CallNext) -> None:
+        self._policy = policy
+        self._next = call_next
+
+    async def __call__(self, call: Call) -> Reply:
+        return await self._policy(call, self._next)

@@ -1,0 +1,104 @@
+"""What a call needs of whoever answers it, worked out when first asked for.
+
+Balancers and deployments read it; it knows no target and decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from resilient_llm.policies.tokens import estimate_once, prompt_tokens
+from resilient_llm.providers import dialect_for
+from resilient_llm.routing.features import features_of
+from resilient_llm.routing.prefix import prefix_hash
+
+if TYPE_CHECKING:
+    from resilient_llm.call import Call
+    from resilient_llm.policies.tokens import Estimate
+
+__all__ = ["Needs"]
+
+_TURNS = ("messages", "contents", "input")
+_OWN_TURNS = frozenset({"assistant", "model"})
+
+
+class Needs:
+    """Say what one call needs: a dialect, capabilities, room for its prompt."""
+
+    def __init__(self, call: Call, estimate: Estimate) -> None:
+        self._call = call
+        self.request = call.request
+        """The request it is, as its caller has written it."""
+        self.continues = call.streaming.declared and (call.parent or call).broke is not None
+        """Whether it goes on with an answer that broke off, which only targets may that say they can."""
+        self._estimate = estimate
+        self.place: object = None
+        """Where the stored answer is kept that it goes on from; `None` when there is none, or nobody knows."""
+        self.larger_than = 0
+        """The context window, in tokens, that was too small for it; 0 while none was, and -1 for one nobody knows."""
+
+    @property
+    def is_particular(self) -> bool:
+        """Tell whether not every target may carry it out, whatever that says of itself."""
+        return self.place is not None or self.continues or self.larger_than != 0
+
+    @cached_property
+    def dialect(self) -> str:
+        """Give the dialect that it is written in."""
+        return dialect_for(self.request).name
+
+    @cached_property
+    def tokens(self) -> float:
+        """Give the tokens it is estimated to use, of the prompt and the answer."""
+        return estimate_once(self._call, self._estimate)
+
+    @cached_property
+    def prompt(self) -> float:
+        """Give the tokens that its prompt is estimated to have."""
+        return prompt_tokens(self._call, self._estimate)
+
+    @cached_property
+    def _prefix(self) -> int:
+        return prefix_hash(self.request)
+
+    def prefix(self) -> int:
+        """Give the hash of what it has in common with the other calls of its conversation."""
+        return self._prefix
+
+    @cached_property
+    def capabilities(self) -> frozenset[str]:
+        """Give what its model must be able to do."""
+        return frozenset(_capabilities(self.request.json))
+
+    def fits(self, window: int | None) -> bool:
+        """Tell whether it fits a context window; one that nobody knows fits until another was too small."""
+        if self.larger_than:
+            return window is not None and window > max(self.larger_than, self.prompt)
+        return window is None or self.prompt <= window
+
+    def outgrew(self, window: int | None) -> None:
+        """Note that a target found it too long."""
+        self.larger_than = max(self.larger_than, window or -1) or -1
+
+
+def _capabilities(body: Mapping[str, object]) -> Iterator[str]:
+    if body.get("stream") is True:
+        yield "streaming"
+    shape = body.get("response_format")
+    if isinstance(shape, Mapping) and shape.get("type") == "json_schema":
+        yield "json_schema"
+    for name in _TURNS:
+        turns = body.get(name)
+        last = turns[-1] if isinstance(turns, list) and turns else None
+        if isinstance(last, Mapping) and str(last.get("role")) in _OWN_TURNS:
+            yield "prefill"
+    features = features_of(body)
+    for capability, wanted in (
+        ("tools", features.tools),
+        ("vision", features.images),
+        ("audio", features.audio),
+    ):
+        if wanted:
+            yield capability

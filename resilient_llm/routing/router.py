@@ -1,0 +1,427 @@
+"""Which target each attempt goes to.
+
+A thin shell: what a call has tried its `Route` remembers, what is known of a target its `Deployment`, and a balancer
+says which is best. Here attempts are sent, taken back when a target refuses them, and waited for where all cool down.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from random import Random
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
+
+from resilient_llm._loop import LoopBound
+from resilient_llm.errors import ConfigurationError, RejectedError, UnknownModelError
+from resilient_llm.ordering import Placement, check_order, policy_name
+from resilient_llm.policies._options import flag, function, instance_of, label, offers, seconds
+from resilient_llm.policies.circuit_breaker import CircuitBreaker
+from resilient_llm.policies.tokens import TokenEstimate
+from resilient_llm.routing.balancers import Balancer, WeightedLeastConnections
+from resilient_llm.routing.fleet import Fleet
+from resilient_llm.routing.health import Health, circuits_of, report
+from resilient_llm.routing.needs import Needs
+from resilient_llm.routing.refusal import refusal
+from resilient_llm.routing.route import Route
+from resilient_llm.routing.stored_answers import StoredAnswers
+from resilient_llm.target import Target
+from resilient_llm.telemetry.silent import Routing, WaitOutcome
+
+if TYPE_CHECKING:
+    from resilient_llm.call import Call, CallNext, Policy
+    from resilient_llm.core.credential_pool import CredentialPool
+    from resilient_llm.message import Reply
+    from resilient_llm.policies.tokens import Estimate
+    from resilient_llm.pricing import Price
+    from resilient_llm.routing.deployment import Deployment
+    from resilient_llm.routing.route import Group
+    from resilient_llm.telemetry import Telemetry
+
+__all__ = ["ANSWERED_BY", "Router", "Targets"]
+
+ANSWERED_BY = b"x-resilient-llm-target"
+"""The header that names the target a reply is from."""
+
+Targets: TypeAlias = Mapping[str, Target | Sequence[Target]] | Sequence[Target]
+"""Equivalent targets by the model that callers ask for, or those for whatever they ask for."""
+
+_ANY = "*"
+_ROUNDING = 1e-6
+"""Seconds by which a time that was kept on a clock may be off."""
+
+_MAX_SHOWN = 16
+"""Targets that one span lists."""
+
+
+@dataclass(frozen=True, eq=False)
+class Router:
+    """Send each attempt to the target that is best for it.
+
+    `targets` are lists of equivalent targets by the model that callers ask for, or one list for whatever they ask;
+    `fallbacks` are the models that a model's calls go on to, in order, and `default` is the model of calls that ask
+    for an unknown one (else they are refused with `UnknownModelError`). The `balancer` says which of the equivalents
+    is best.
+
+    Passed over are targets whose circuit is open, that cool down (`cool_down` seconds after a 429 that does not say
+    how long), whose credentials are used up or dead, whose context window is too small, or that cannot do what is
+    asked. One that could not be asked gets its share again within `slow_start` seconds. Attempts that a target's own
+    limits refuse go to the next one and cost nothing. While all equivalents cool down a call waits up to `patience`
+    seconds, then goes on to the next model; where there is none it waits up to `max_wait`. `Retry`, outside, makes a
+    failed attempt again: at once elsewhere, or later.
+
+    With `name_target` replies say in `x-resilient-llm-target` who answered. Raises `NoTargetError`, which says of
+    each target why not and when the first can be asked again, or what the last one refused with.
+    """
+
+    targets: Targets
+    _: KW_ONLY
+    fallbacks: Mapping[str, str | Sequence[str]] = field(default_factory=dict)
+    default: str | None = None
+    balancer: Balancer = field(default_factory=WeightedLeastConnections)
+    patience: float = 10.0
+    max_wait: float = 120.0
+    cool_down: float = 1.0
+    slow_start: float = 30.0
+    estimate: Estimate = field(default_factory=TokenEstimate)
+    name_target: bool = True
+    random: Random = field(default_factory=Random, repr=False)
+    name: str = "router"
+    placement: ClassVar[Placement] = Placement.ROUTER
+    _models: Mapping[str, tuple[Target, ...]] = field(init=False, repr=False)
+    _fleet: Fleet = field(init=False, repr=False)
+    _stored: StoredAnswers = field(init=False, repr=False, default_factory=StoredAnswers)
+    _circuits: list[CircuitBreaker] = field(init=False, repr=False, default_factory=list)
+    _loop: LoopBound = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        seconds(
+            patience=self.patience,
+            max_wait=self.max_wait,
+            cool_down=self.cool_down,
+            slow_start=self.slow_start,
+            zero=True,
+        )
+        flag(name_target=self.name_target)
+        label(name=self.name)
+        offers(("order", "score"), "balancers (see resilient_llm.routing.balancers)", balancer=self.balancer)
+        function(estimate=self.estimate)
+        instance_of(Random, random=self.random)
+        instance_of(Mapping, fallbacks=self.fallbacks)
+        object.__setattr__(self, "_models", _by_model(self.targets))
+        object.__setattr__(self, "_loop", LoopBound(self.name, self._forget))
+        self._forget()
+        if self.default is not None:
+            self._check_model(f"default={self.default!r}", self.default)
+        for model, chain in self.fallbacks.items():
+            self._check_model(f"fallbacks={{{model!r}: ...}}", model)
+            if not isinstance(chain, str | Sequence):
+                raise ConfigurationError(
+                    f"fallbacks={{{model!r}: {chain!r}}}: allowed are names of models, or lists of these"
+                )
+            for other in _listed(chain):
+                self._check_model(f"fallbacks={{{model!r}: {chain!r}}}", other)
+                if other == model:
+                    raise ConfigurationError(
+                        f"fallbacks={{{model!r}: {chain!r}}}: a model is no fallback for itself"
+                    )
+
+    def _check_model(self, option: str, model: str) -> None:
+        if not isinstance(model, str) or model not in self._models:
+            known = ", ".join(map(repr, self._models))
+            raise ConfigurationError(f"{option}: {model!r} has no targets; models with targets are {known}")
+
+    @property
+    def models(self) -> Collection[str] | None:
+        """Give the models that calls may ask for; `None` for any, as with a `default` or one list of targets."""
+        return None if self.default is not None or _ANY in self._models else self._models.keys()
+
+    def check(self, policies: Sequence[object]) -> None:
+        """Raise `ConfigurationError` when a target's own policies cannot stand where they do."""
+        after = policies[policies.index(self) + 1 :]
+        for target in self._every_target():
+            target.check()
+            target.price_for("-")  # the list of prices is loaded now, not while a call waits
+            for policy in target.policies:
+                if getattr(policy, "placement", Placement.CHAOS) < Placement.ADMISSION or any(
+                    policy is other for other in policies
+                ):
+                    msg = f"{policy_name(policy)} cannot be one of the policies of target {target.name!r}"
+                    raise ConfigurationError(msg)
+            check_order([self, *target.policies, *after], "client")
+
+        known = self._circuits
+        known.extend(policy for policy in after if isinstance(policy, CircuitBreaker) and policy not in known)
+
+    def observe(self, telemetry: Telemetry) -> None:
+        """Let the targets' own policies report their gauges."""
+        for policy in _unique(policy for target in self._every_target() for policy in target.policies):
+            observe = getattr(policy, "observe", None)
+            if observe is not None:
+                observe(telemetry)
+
+    def _every_target(self) -> Iterator[Target]:
+        for targets in self._models.values():
+            yield from targets
+
+    def _forget(self) -> None:
+        fleet = Fleet(
+            self._models,
+            cool_down=self.cool_down,
+            slow_start=self.slow_start,
+            estimate=self.estimate,
+            stored=self._stored,
+        )
+        object.__setattr__(self, "_fleet", fleet)
+
+    async def __call__(self, call: Call, call_next: CallNext) -> Reply:
+        """Send an attempt to a target, and to the next one as long as they refuse it."""
+        route = self._route(call)
+        while True:
+            deployment = await self._choose(call, route)
+            mark = call.mark()
+            try:
+                route.send(call, deployment, call.loop.time())
+                reply = await deployment.chain(call_next)(call)
+            except RejectedError as error:
+                await call.retract(mark)
+                route.refused(call, deployment, error)
+                continue
+            if self.name_target:
+                others = (header for header in reply.headers if header[0].lower() != ANSWERED_BY)
+                reply.headers = [*others, (ANSWERED_BY, deployment.target.name.encode())]
+            return reply
+
+    def _route(self, call: Call) -> Route:
+        """Give the call's route, made for its first attempt."""
+        owner = call.parent or call
+        route = owner.route
+        if not isinstance(route, Route):
+            self._loop.bind(call.loop)
+            kept_by = self._kept_by(call)
+            model = owner.logical_model or owner.profile.model
+            if model is None and kept_by is not None:  # to read a stored answer, say
+                model = next(name for name, targets in self._models.items() if kept_by.target in targets)
+            chain = self._chain(model)
+            route = owner.route = Route(
+                chain,
+                self._needs(call, chain, kept_by),
+                balancer=self.balancer,
+                patience=self.patience,
+                random=self.random,
+                tell=self._report,
+            )
+        elif route.needs.request is not call.request:  # it goes on with an answer, say
+            larger_than = route.needs.larger_than
+            route.needs = self._needs(call, route.chain, self._kept_by(call))
+            route.needs.larger_than = larger_than
+        return route
+
+    def _kept_by(self, call: Call) -> Deployment | None:
+        """Give who keeps the stored answer that a call refers to, where that is known."""
+        name = self._stored.target_of(call.request, call.loop.time())
+        return None if name is None else self._fleet.deployment(name)
+
+    def _needs(self, call: Call, chain: Sequence[Group], kept_by: Deployment | None) -> Needs:
+        needs = Needs(call, self.estimate)
+        if kept_by is not None and any(
+            deployment.place == kept_by.place for group in chain for deployment in group.deployments.values()
+        ):
+            needs.place = kept_by.place
+        return needs
+
+    async def _choose(self, call: Call, route: Route) -> Deployment:
+        """Choose a target, waiting for one if need be; raise when there is none."""
+        hedge = call.reason == "hedge"
+        began, waited = call.loop.time(), False
+        while True:
+            now = call.loop.time()
+            choice = route.choose(call, now)
+            if choice.deployment is not None:
+                self._report(call, route, choice.rejected, choice.deployment)
+                return choice.deployment
+            patience = self.patience if route.has_next(call) else self.max_wait
+            limit = 0.0 if hedge else min(began + patience - now, call.remaining())
+            wait, spread, pools = route.queueing(call)
+            if limit > 0 and (pools or wait <= limit + _ROUNDING):
+                if not waited:
+                    self._report(call, route, choice.rejected)
+                soonest = limit if wait > limit else wait + self.random.uniform(0.0, spread)
+                await self._wait(call, pools, soonest, again=waited)
+                waited = True
+            elif not hedge and route.next_model(call):
+                began, waited = call.loop.time(), False
+            else:
+                passed = route.passed(call)
+                error = refusal(passed, route.needs, self.name)
+                self._report(call, route, [str(one) for one in passed])
+                call.telemetry.rejected(call, error)
+                raise error
+
+    async def _wait(
+        self, call: Call, pools: Sequence[CredentialPool], seconds: float, *, again: bool
+    ) -> None:
+        outcome: WaitOutcome = "cancelled"
+        since = call.loop.time()
+        try:
+            await self._fleet.waiting.wait(call, pools, seconds, again=again)
+            outcome = "acquired"
+        finally:
+            call.telemetry.waited(call, self.name, since=since, outcome=outcome, unit="targets")
+
+    def _report(
+        self,
+        call: Call,
+        route: Route,
+        rejected: Sequence[str],
+        chosen: Deployment | None = None,
+    ) -> None:
+        """Tell telemetry of a decision."""
+        telemetry = call.telemetry
+        if not telemetry.recording:
+            return
+        now, group = call.loop.time(), route.group
+        # Of many targets those that say something: the one chosen, and those passed over.
+        shown = [
+            load
+            for load in group.deployments
+            if len(group.deployments) <= _MAX_SHOWN or group.deployments[load] is chosen
+        ]
+        telemetry.routed(
+            Routing(
+                strategy=self.balancer.strategy,
+                reason="fallback" if route.fell_back else self.balancer.reason,
+                candidates=[load.name for load in shown],
+                scores=[self.balancer.score(load, group.pool, route.needs, now) for load in shown],
+                rejected=rejected[:_MAX_SHOWN],
+                selected=None if chosen is None else chosen.target.name,
+                previous=None if route.last is None else route.last.target.name,
+            )
+        )
+
+    def _chain(self, model: str | None) -> tuple[Group, ...]:
+        """Give the groups of a model and of those it falls back to."""
+        name = self._declared(model)
+        if name is None:
+            known = ", ".join(map(repr, self._models))
+            raise UnknownModelError(
+                f"no targets are declared for model {model!r}; known are {known}", name=self.name
+            )
+        return self._fleet.chain((name, *_listed(self.fallbacks.get(name, ()))))
+
+    def _declared(self, model: str | None) -> str | None:
+        """Give the model whose targets answer for one that is asked for; `None` when there is none."""
+        if model is not None and model in self._models:
+            return model
+        if _ANY in self._models:
+            return _ANY
+        return self.default or (next(iter(self._models)) if model is None else None)
+
+    def health(self) -> Health:
+        """Say how the targets are doing: see `Health`."""
+        return report(map(self._fleet.group, self._models), self._circuits, self._now())
+
+    def _now(self) -> float:
+        """Give the time of the loop that is routed in; before the first call 0, and after the last one its end."""
+        try:
+            return 0.0 if self._loop.loop is None else self._loop.loop.time()
+        except RuntimeError:  # trio's clock is gone with its loop
+            return math.inf
+
+    def restore(self, name: str) -> None:
+        """Bring a target back by hand: it does not cool down, its credentials are good, its circuits closed.
+
+        From any thread; in another it takes effect as soon as the event loop comes to it. Raises `ConfigurationError`
+        when no target is called so.
+        """
+        if all(target.name != name for target in self._every_target()):
+            raise ConfigurationError(f"name={name!r}: no target is called so")
+        deployment = self._fleet.deployment(name)
+        if deployment is None:  # nothing is known of it yet
+            return
+
+        def bring_back(now: float) -> None:
+            deployment.restore()
+            self._fleet.waiting.wake(now)
+
+        self._loop.run(bring_back)
+        for circuit in (*deployment.circuits, *self._circuits):
+            for key in circuits_of(circuit, name):
+                circuit.close(key)
+
+    def goes_on(self, model: str | None) -> bool:
+        """Tell whether a target that calls for this model may go to has `prefill` among its capabilities.
+
+        For `None`, whether any target has.
+        """
+        try:
+            groups = tuple(map(self._fleet.group, self._models)) if model is None else self._chain(model)
+        except UnknownModelError:
+            return False
+        targets = (deployment.target for group in groups for deployment in group.deployments.values())
+        return any("prefill" in (target.capabilities or ()) for target in targets)
+
+    def dearest(self, model: str | None) -> Price | None:
+        """Give the highest price of the targets that calls for a model may go to; of all when it is unknown."""
+        try:
+            chain = self._chain(model)
+        except UnknownModelError:
+            chain = tuple(map(self._fleet.group, self._models))
+        prices = [
+            price
+            for group in chain
+            for deployment in group.deployments.values()
+            if (price := deployment.target.price_for(model)) is not None
+        ]
+        return max(prices, key=lambda price: price.blended, default=None)
+
+    def context_window(self, model: str | None) -> int | None:
+        """Give the largest context window of a model's targets, in tokens; `None` when none of them says."""
+        targets = self._models.get(self._declared(model) or "", ())
+        return max((target.context_window for target in targets if target.context_window), default=None)
+
+
+def _by_model(targets: Targets) -> Mapping[str, tuple[Target, ...]]:
+    """Give the targets by model, checked."""
+    if isinstance(targets, Mapping):
+        models = {model: _group_of(model, given) for model, given in targets.items()}
+    elif isinstance(targets, Sequence) and not isinstance(targets, str | bytes):
+        models = {_ANY: tuple(targets)}
+    else:
+        raise ConfigurationError(
+            f"targets={targets!r}: allowed are lists of Target, or a mapping of models to these"
+        )
+    names = dict[str, Target]()
+    for model, group in models.items():
+        if not isinstance(model, str) or not model or not group:
+            raise ConfigurationError(
+                f"targets: model {model!r} has {len(group)} targets; each needs a name and at least one"
+            )
+        for target in group:
+            if not isinstance(target, Target):
+                raise ConfigurationError(f"targets: {target!r} of model {model!r} is no Target")
+            if names.setdefault(target.name, target) is not target:
+                raise ConfigurationError(
+                    f"targets: two of them are called {target.name!r}; give them names of their own"
+                )
+        if len({target.name for target in group}) < len(group):
+            raise ConfigurationError(f"targets: model {model!r} has a target twice")
+    if not models:
+        raise ConfigurationError("targets: there are none")
+    return models
+
+
+def _group_of(model: str, given: object) -> tuple[Target, ...]:
+    if isinstance(given, Target):
+        return (given,)
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
+        raise ConfigurationError(f"targets: {given!r} of model {model!r} is no Target, and no list of these")
+    return tuple(given)
+
+
+def _listed(models: str | Sequence[str]) -> Sequence[str]:
+    return (models,) if isinstance(models, str) else models
+
+
+def _unique(policies: Iterable[Policy]) -> Iterator[Policy]:
+    return iter({id(policy): policy for policy in policies}.values())

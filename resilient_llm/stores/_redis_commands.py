@@ -1,0 +1,81 @@
+"""What is sent to a Redis or Valkey server: scripts, commands, and what waits for their replies.
+
+How they get there is `_redis_scripts`'.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any, Protocol, TypeAlias
+
+from resilient_llm.core.circuit import Admission
+
+__all__ = ["Client", "Reply", "Request", "Script", "Word"]
+
+Word: TypeAlias = bytes | str | int | float
+"""What a command is made of."""
+
+Reply: TypeAlias = Any
+"""What the server said: bytes for strings, whatever the client was told to decode."""
+
+
+class Client(Protocol):
+    """What is asked of a client: `redis.asyncio.Redis`, of Sentinel's too, or `RedisCluster`."""
+
+    async def execute_command(self, *args: Word, **options: object) -> Reply:
+        """Send one command."""
+        ...
+
+    def pipeline(self, *, transaction: bool) -> Any:  # noqa: ANN401 - each client has its own
+        """Make a pipeline."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        ...
+
+
+class Script:
+    """Hold the text of a script, of one or several files in `stores/lua`, and its SHA-1."""
+
+    __slots__ = ("name", "sha", "source")
+
+    def __init__(self, name: str, source: bytes) -> None:
+        self.name = name
+        self.source = source
+        self.sha = hashlib.sha1(source, usedforsecurity=False).hexdigest().encode()
+
+    @staticmethod
+    @cache
+    def load(*names: str) -> Script:
+        """Load `stores/lua/<name>.lua`; of several the first are what the last needs."""
+        folder = files("resilient_llm.stores") / "lua"
+        return Script(names[-1], b"\n".join((folder / f"{name}.lua").read_bytes() for name in names))
+
+
+class Request:
+    """One command on its way: `future` is for whoever waits, `heard` for the reply that nobody waits for."""
+
+    __slots__ = ("admission", "expires", "future", "heard", "script", "words")
+
+    def __init__(
+        self, words: Sequence[Word], script: Script | None, heard: Callable[[Reply], None] | None
+    ) -> None:
+        self.words = words
+        self.script = script
+        self.heard = heard
+        self.future: asyncio.Future[Reply] | None = None
+        self.admission: Admission | None = None
+        self.expires = math.inf
+
+    def command(self, *, by_source: bool = False) -> Sequence[Word]:
+        if self.script is None:
+            return self.words
+        if by_source:
+            return ("EVAL", self.script.source, *self.words)
+        return ("EVALSHA", self.script.sha, *self.words)

@@ -1,0 +1,128 @@
+"""Rate limits on a Redis or Valkey server: numbers packed into a script's arguments, and unpacked from its reply.
+
+What the scripts decide is `core/shared_rate.py`'s to say; how they get there, `_redis_scripts`'.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+
+from resilient_llm.core.shared_rate import Change, RateCharge, RateDecision, RateLevel, TakeMode, Verdict
+from resilient_llm.stores._redis_scripts import Reply, Script, ScriptRunner, Word
+from resilient_llm.stores.protocol import HearLevels
+
+__all__ = ["RedisRates"]
+
+_MODES: dict[TakeMode, bytes] = {"n": b"n", "h": b"h", "d": b"d"}
+_VERDICTS = (Verdict.REFUSED, Verdict.TAKEN, Verdict.HELD)
+
+
+@lru_cache(maxsize=64)
+def _doubles(count: int) -> struct.Struct:
+    return struct.Struct(f"<{count}d")
+
+
+class RedisRates:
+    """Decide about rate limits by script; see `stores.protocol.Rates`.
+
+    `clock`, where there is one, is sent along in place of the server's time.
+    """
+
+    def __init__(
+        self, runner: ScriptRunner, prefix: str, *, clock: Callable[[], float] | None = None
+    ) -> None:
+        self._runner = runner
+        self._prefix = prefix
+        self._clock = clock
+        self._take = Script.load("_rate_bucket", "rate_take")
+        self._settle = Script.load("_rate_bucket", "rate_settle")
+        self._lower = Script.load("_rate_bucket", "rate_lower")
+
+    async def take(
+        self, account: str, charges: Sequence[RateCharge], *, most_wait: float = 0.0, mode: TakeMode = "n"
+    ) -> RateDecision:
+        """Take all that a call needs, or nothing, in one round trip.
+
+        What is granted to a caller that has gone, or whose time was up, is given back.
+        """
+        numbers: list[float] = [most_wait]
+        for _, capacity, rate, amount, own, held in charges:
+            numbers += (capacity, rate, amount, held, 1.0 if own else 0.0)
+        reply = await self._runner.run(
+            self._take,
+            self._keys(account, charges),
+            (_doubles(len(numbers)).pack(*numbers), _MODES[mode], *self._time()),
+            orphan=partial(self._undo, account, charges),
+        )
+        return _decision(reply, len(charges))
+
+    def settle(self, account: str, changes: Sequence[Change], heard: HearLevels | None = None) -> None:
+        """Give back, charge, or free what was held, in the next batch."""
+        numbers = [number for change in changes for number in change[1:]]
+        self._tell(self._settle, account, changes, numbers, heard)
+
+    def lower(
+        self,
+        account: str,
+        charges: Sequence[RateCharge],
+        pauses: Sequence[float],
+        heard: HearLevels | None = None,
+    ) -> None:
+        """Lower the levels of buckets and pause them, in the next batch."""
+        numbers: list[float] = []
+        for charge, pause in zip(charges, pauses, strict=True):
+            numbers += (charge.capacity, charge.rate, charge.amount, pause)
+        self._tell(self._lower, account, charges, numbers, heard)
+
+    def _tell(
+        self,
+        script: Script,
+        account: str,
+        named: Sequence[RateCharge] | Sequence[Change],
+        numbers: Sequence[float],
+        heard: HearLevels | None,
+    ) -> None:
+        self._runner.send(
+            script,
+            self._keys(account, named),
+            (_doubles(len(numbers)).pack(*numbers), *self._time()),
+            heard=None if heard is None else lambda reply: heard(_levels(reply)),
+        )
+
+    def _keys(self, account: str, named: Sequence[RateCharge] | Sequence[Change]) -> list[Word]:
+        tag = f"{self._prefix}{{{account}}}:rate:"
+        return [tag + each.key for each in named]
+
+    def _time(self) -> tuple[Word, ...]:
+        return () if self._clock is None else (repr(self._clock()),)
+
+    def _undo(self, account: str, charges: Sequence[RateCharge], reply: Reply) -> None:
+        decision = _decision(reply, len(charges))
+        taken = decision.verdict is Verdict.TAKEN
+        if decision.verdict is not Verdict.REFUSED:
+            self.settle(
+                account,
+                [
+                    Change(charge.key, charge.capacity, charge.rate, charge.amount if taken else 0.0, held)
+                    for charge, held in zip(charges, decision.held, strict=True)
+                ],
+            )
+
+
+def _decision(reply: Reply, count: int) -> RateDecision:
+    numbers = _doubles(3 + 4 * count).unpack(reply)
+    return RateDecision(
+        _VERDICTS[int(numbers[0])],
+        numbers[1],
+        numbers[2],
+        list(map(RateLevel, numbers[3::4], numbers[4::4])),
+        numbers[5::4],
+        numbers[6::4],
+    )
+
+
+def _levels(reply: Reply) -> list[RateLevel]:
+    numbers = _doubles(len(reply) // 8).unpack(reply)
+    return [RateLevel(level, pause) for level, pause in zip(numbers[::2], numbers[1::2], strict=True)]

@@ -1,0 +1,42 @@
+-- What the scripts on rate limits share: a bucket as one string, on the server's clock.
+--
+-- Five doubles: what is missing to its capacity, when that was so, what is held for those who wait their turn, until
+-- when, and until when nothing is given out. A bucket that misses nothing needs no key: without one it is full.
+local FORGIVEN = 1e-6 -- seconds: no clock here is finer
+local GRACE = 1 -- seconds after which a place in line that nobody came back to is free
+local BROKEN = 60 -- seconds by which no clock that works steps back
+local FORMAT = '<ddddd'
+
+local function now(given)
+  -- Some managed services refuse TIME in scripts: then it comes from the clients, whose clocks should agree.
+  if given then return tonumber(given) end
+  local time = redis.call('TIME')
+  return tonumber(time[1]) + tonumber(time[2]) / 1000000
+end
+
+local function read(raw, rate, clock)
+  local bucket = {rate = rate, missing = 0, held = 0, held_until = 0, paused = 0}
+  if not raw then return bucket end
+  local updated
+  bucket.missing, updated, bucket.held, bucket.held_until, bucket.paused = struct.unpack(FORMAT, raw)
+  -- A clock that steps back, as after a failover, stands still until it has caught up; one that was wrong does not.
+  if updated > clock + BROKEN then updated = clock end
+  local elapsed = math.max(0, clock - updated)
+  bucket.missing = math.max(0, bucket.missing - elapsed * rate)
+  bucket.updated = updated
+  if bucket.held_until < clock then bucket.held = 0 end
+  return bucket
+end
+
+local function write(key, bucket, clock)
+  local idle = math.max(bucket.missing / bucket.rate, bucket.paused - clock)
+  if bucket.held > 0 then idle = math.max(idle, bucket.held_until - clock) end
+  if idle <= 0 then
+    redis.call('DEL', key)
+    return
+  end
+  local updated = math.max(clock, bucket.updated or 0)
+  redis.call('SET', key,
+    struct.pack(FORMAT, bucket.missing, updated, bucket.held, bucket.held_until, bucket.paused),
+    'PX', math.ceil(idle * 1000) + 1000)
+end

@@ -1,0 +1,24 @@
+-- Give back what was taken and not used, charge what was used beyond it, and give up places in line.
+--
+-- KEYS: one per bucket. ARGV: for each bucket four doubles (capacity, rate per second, what is given back, or below 0
+-- what is charged, and what is held no longer); the time, if it is not the server's.
+-- Reply: for each bucket two doubles: its level for newcomers, and seconds its pause lasts.
+local clock = now(ARGV[2])
+local raw = redis.call('MGET', unpack(KEYS))
+local reply = {}
+local at = 1
+for i = 1, #KEYS do
+  local capacity, rate, back, freed
+  capacity, rate, back, freed, at = struct.unpack('<dddd', ARGV[1], at)
+  local bucket = read(raw[i], rate, clock)
+  if back >= 0 then
+    bucket.missing = math.max(0, bucket.missing - back)
+  else
+    -- Never further into debt than one capacity.
+    bucket.missing = math.min(bucket.missing - back, math.max(bucket.missing, 2 * capacity))
+  end
+  bucket.held = math.max(0, bucket.held - freed)
+  write(KEYS[i], bucket, clock)
+  reply[i] = struct.pack('<dd', capacity - bucket.missing - bucket.held, math.max(0, bucket.paused - clock))
+end
+return table.concat(reply)

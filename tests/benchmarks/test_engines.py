@@ -1,0 +1,18 @@
+"""The comparison of the engines runs, and each reads every answer whole."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.engines import SIZES, measure, server
+
+pytestmark = [pytest.mark.anyio, pytest.mark.realtime]
+
+
+async def test_every_engine_answers() -> None:
+    with server() as url:
+        figures = await measure(url, 1, 0.05)
+    assert figures.keys() == SIZES.keys()
+    for rates in figures.values():
+        assert rates.keys() == {"aiohttp", "httpx2", "httpx"}
+        assert min(rates.values()) > 0

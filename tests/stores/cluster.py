@@ -1,0 +1,78 @@
+"""Three servers on loopback that are one cluster, for tests of stores."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.stores.conftest import Server
+
+__all__ = ["cluster_of_three", "wait_for"]
+
+SLOTS = 16_384
+BUS = 10_000
+
+
+@contextmanager
+def cluster_of_three(kind: str, folder: Path, *options: str) -> Iterator[list[Server]]:
+    """Start three primaries that share the slots among them."""
+    nodes: list[Server] = []
+    try:
+        for index in range(3):
+            own = folder / str(index)
+            own.mkdir()
+            nodes.append(node(kind, own, *options))
+            first, last = SLOTS * index // 3, SLOTS * (index + 1) // 3 - 1
+            with nodes[-1].admin as admin:
+                admin.execute_command("CLUSTER", "ADDSLOTSRANGE", first, last)
+                admin.execute_command("CLUSTER", "SET-CONFIG-EPOCH", index + 1)
+        with nodes[0].admin as admin:
+            for other in nodes[1:]:
+                admin.execute_command("CLUSTER", "MEET", "127.0.0.1", other.port)
+        for each in nodes:
+            with each.admin as admin:
+                wait_for(lambda admin=admin: is_whole(admin), "the cluster")  # type: ignore[misc]  # typed by use
+        yield nodes
+    finally:
+        for each in nodes:
+            each.close()
+
+
+def node(kind: str, folder: Path, *options: str) -> Server:
+    """Start one, on a port whose bus (10,000 above) is free too."""
+    options += (
+        "--cluster-enabled",
+        "yes",
+        "--cluster-config-file",
+        "nodes.conf",
+        "--cluster-node-timeout",
+        "5000",
+    )
+    server = Server(kind, folder, *options)
+    while server.port > 65_535 - BUS or not is_free(server.port + BUS):
+        server.close()
+        server = Server(kind, folder, *options)
+    server.start()
+    return server
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as listener:
+        return listener.connect_ex(("127.0.0.1", port)) != 0
+
+
+def is_whole(admin: Any) -> bool:
+    info = admin.execute_command("CLUSTER", "INFO").decode()
+    return "cluster_state:ok" in info and "cluster_known_nodes:3" in info
+
+
+def wait_for(happened: Callable[[], bool], what: str) -> None:
+    for _ in range(1_000):
+        if happened():
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"{what}: not within 10 s")

@@ -1,0 +1,140 @@
+"""Eight processes, one limit, real servers: never a request too many, hardly one too few.
+
+What was granted is noted by the server in the very script that grants it, with the server's time. By default each
+kind of caller meets two of the servers, and each server one kind; STORE_TESTS=all tries every pair.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from redis.cluster import RedisCluster
+
+from tests.stores.cluster import cluster_of_three
+from tests.stores.conftest import Server
+from tests.stores.processes import CAPACITY, RATE, Setting, Workers, most_missing, order, used_ratio
+
+PROCESSES = 8
+SERVERS = (
+    "valkey9 RESP2",
+    "valkey9 RESP3",
+    "redis7 RESP2",
+    "redis7 RESP3",
+    "valkey9 cluster",
+    "redis7 cluster",
+)
+FEW = {
+    "refused": {"valkey9 RESP3", "redis7 RESP2"},
+    "waiting": {"valkey9 RESP2", "valkey9 cluster"},
+    "settling": {"redis7 RESP3", "redis7 cluster"},
+}
+
+
+def pairs(caller: str) -> list[str]:
+    return [each for each in SERVERS if os.environ.get("STORE_TESTS") == "all" or each in FEW[caller]]
+
+
+@pytest.fixture(scope="module")
+def setting_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Setting]]:
+    """Start each server once, when somebody asks for it."""
+    started: dict[str, Any] = {}
+    ends: list[Callable[[], object]] = []
+
+    def get(name: str) -> Setting:
+        kind, how = name.split()
+        which = f"{kind} {how == 'cluster'}"
+        if which not in started and how == "cluster":
+            context = cluster_of_three(kind, tmp_path_factory.mktemp("cluster"))
+            started[which] = context.__enter__()
+            ends.append(lambda: context.__exit__(None, None, None))
+        elif which not in started:
+            server = started[which] = Server(kind, tmp_path_factory.mktemp(kind))
+            ends.append(server.close)
+            server.start()
+        if how == "cluster":
+            port = started[which][0].port
+            return Setting(
+                f"redis://127.0.0.1:{port}/0", True, lambda: RedisCluster(host="127.0.0.1", port=port)
+            )
+        return Setting(f"{started[which].url}?protocol={how[-1]}", False, lambda: started[which].admin)
+
+    yield get
+    for end in ends:
+        end()
+
+
+@pytest.fixture(scope="module")
+def workers(setting_of: Callable[[str], Setting]) -> Iterator[Workers]:
+    made = Workers(PROCESSES)
+    # Everything is slow for the first time, and worth no measurement.
+    made.run(order(setting_of("valkey9 RESP3"), "waiting", seconds=0.3))
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("where", pairs("refused"))
+def test_callers_that_are_refused_and_come_back(
+    workers: Workers, setting_of: Callable[[str], Setting], where: str
+) -> None:
+    setting = setting_of(where)
+    told = order(setting, "refused")
+    tallies = workers.run(told)
+    check_requests(setting, told, tallies)
+    assert sum(each["refused"] for each in tallies) > 100
+
+
+@pytest.mark.parametrize("where", pairs("waiting"))
+def test_callers_that_wait_in_line(
+    workers: Workers, setting_of: Callable[[str], Setting], where: str
+) -> None:
+    setting = setting_of(where)
+    limit = {"requests_per_minute": RATE * 60, "window": CAPACITY / RATE, "max_wait": 30}
+    told = order(setting, "waiting", limit=limit, callers=10)
+    tallies = workers.run(told)
+    check_requests(setting, told, tallies)
+    assert not sum(each["refused"] for each in tallies)
+    granted = [each["granted"] for each in tallies]
+    assert min(granted) > 0.25 * max(granted)  # nobody's waiting room is passed over for another's
+
+
+def check_requests(setting: Setting, told: dict[str, Any], tallies: list[dict[str, Any]]) -> None:
+    check_answered(tallies)
+    notes = setting.notes(told["prefix"])
+    assert sum(each["granted"] for each in tallies) == sum(note.taken[0] for note in notes)
+    # The script's time and the note's are microseconds apart: far less than one request's worth.
+    assert most_missing(notes, RATE, CAPACITY) < CAPACITY + 0.5
+    since, until = max(each["wanted"][0] for each in tallies), min(each["wanted"][1] for each in tallies)
+    used = used_ratio(notes, RATE, CAPACITY, since, until)
+
+    assert used >= 0.98
+
+
+@pytest.mark.parametrize("where", pairs("settling"))
+def test_tokens_are_reserved_and_settled_while_callers_are_cancelled(
+    workers: Workers, setting_of: Callable[[str], Setting], where: str
+) -> None:
+    setting = setting_of(where)
+    rate, capacity = 20_000.0, 2_000.0
+    limit = {"tokens_per_minute": rate * 60, "window": capacity / rate, "max_wait": 30}
+    told = order(setting, "settling", limit=limit, callers=6)
+    tallies = workers.run(told)
+    check_answered(tallies)
+    notes = setting.notes(told["prefix"])
+    assert (
+        most_missing(notes, rate, capacity) < capacity + 0.001 * rate
+    )  # one reservation is 10 at least: none too many
+    taken = sum(note.taken[0] for note in notes)
+    assert taken == pytest.approx(sum(each["used"] for each in tallies), abs=1e-3)
+    assert sum(each["cancelled"] for each in tallies) > 50
+    # Nothing is held for callers that have gone: a second later nothing is kept at all.
+    time.sleep(capacity / rate + 2.1)
+    assert setting.buckets(told["prefix"]) == []
+
+
+def check_answered(tallies: list[dict[str, Any]]) -> None:
+    for each in tallies:
+        assert (each["errors"], each["unavailable"], each["lost"], each["unguarded"]) == ([], 0, 0, 0)

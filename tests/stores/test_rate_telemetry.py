@@ -1,0 +1,85 @@
+"""What a store that fails tells: an event and a metric for each change of its state, not for each call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import pytest
+
+from resilient_llm import Limit, RateLimit, RateLimitedError, Telemetry
+from resilient_llm.stores import MemoryStore, RedisStore
+from tests.signals import Recording
+from tests.support import Door, Provider
+
+pytestmark = [pytest.mark.anyio, pytest.mark.realtime]
+
+
+def recorded(store: Any, recording: Recording, **options: Any) -> Door:
+    telemetry = Telemetry(tracer_provider=recording.tracer_provider, meter_provider=recording.meter_provider)
+    return Door(RateLimit(store=store, **options), provider=Provider(), telemetry=telemetry)
+
+
+async def test_giving_up_and_coming_back_are_one_event_each(
+    own_server: Any, make_store: Callable[..., RedisStore]
+) -> None:
+    recording = Recording()
+    store = make_store(own_server, timeout=0.1, on_store_error="open", name="limits")
+    door = recorded(store, recording, requests_per_minute=1e6)
+    await door(tenant="a")
+    own_server.kill()
+    for _ in range(30):
+        await door(tenant="a")
+    own_server.start()
+    with anyio.fail_after(8):
+        while not store.guard.closed:
+            await door(tenant="a")
+            await anyio.sleep(0.05)
+    events = [
+        event
+        for span in recording.spans
+        for event in span.events
+        if event.name == "resilient_llm.store.state_change"
+    ]
+    assert [event.attributes["resilient_llm.store.state"] for event in events] == ["open", "closed"]
+    assert {event.attributes["resilient_llm.store.name"] for event in events} == {"limits"}
+    assert "Connect" in str(events[0].attributes["resilient_llm.reason"])
+    values = {point.name: point.value for point in recording.points if "store" in point.name}
+    assert values["resilient_llm.store.state"] == 0
+    assert values["resilient_llm.store.transitions"] == 2
+    assert values["resilient_llm.store.unguarded"] >= 30
+
+
+async def test_a_slow_answer_is_a_span(own_server: Any, make_store: Callable[..., RedisStore]) -> None:
+    recording = Recording()
+    door = recorded(make_store(own_server), recording, requests_per_minute=1e6)
+    await door(tenant="a")
+    recording.clear()
+    with own_server.admin as admin:
+        admin.client_pause(50, all=True)
+        await door(tenant="a")
+    spans = recording.spans
+    assert spans.one("store").seconds > 0.01
+    spans.assert_accounted(spans.one("chat"))
+
+
+async def test_a_wait_is_a_span_and_a_refusal_is_counted_with_its_limit() -> None:
+    recording = Recording()
+    limits = [Limit(key="tenant", burst=4), Limit(key=None, requests_per_minute=6_000)]
+    door = recorded(MemoryStore(), recording, limits=limits, max_wait=0.3)
+    for _ in range(4):
+        await door(tenant="a")
+    recording.clear()
+    await door(tenant="a")
+    wait = recording.spans.one("wait")
+    assert wait.seconds == pytest.approx(0.25, abs=0.1)
+    assert wait.attributes["resilient_llm.wait.outcome"] == "acquired"
+    async with anyio.create_task_group() as group:
+        group.start_soon(lambda: door(tenant="a"))
+        await anyio.sleep(0.02)
+        with pytest.raises(RateLimitedError) as refused:
+            await door(tenant="a")
+    assert refused.value.limit == "burst of tenant"
+    rejections = [point for point in recording.points if point.name == "resilient_llm.rejections"]
+    assert [point.value for point in rejections] == [1]

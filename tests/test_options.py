@@ -1,0 +1,523 @@
+"""Every option of every public class: what it cannot be is an error that names it, and never one of the internals.
+
+Each option of each class is given each of a set of values. `ALLOWED` says which of them it takes; a new option, and a
+new class, takes none until it is said here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
+from typing import Any, Final
+
+import pytest
+
+import resilient_llm
+import resilient_llm.lab
+import resilient_llm.policies
+import resilient_llm.routing
+import resilient_llm.routing.balancers
+from resilient_llm import (
+    SLO,
+    Backoff,
+    Budget,
+    Cache,
+    Canary,
+    Coalesce,
+    ConfigurationError,
+    ContextFit,
+    Credential,
+    Hedge,
+    Idempotency,
+    IntentClassifier,
+    MemoryLedger,
+    Price,
+    Router,
+    Target,
+    Tier,
+    TierRouter,
+    TokenEstimate,
+)
+from resilient_llm.lab import (
+    Bimodal,
+    Burst,
+    Chat,
+    ClosedLoop,
+    Constant,
+    Empirical,
+    Exponential,
+    Key,
+    LogNormal,
+    Network,
+    Outage,
+    Paced,
+    Phase,
+    Poisson,
+    Sharing,
+    Slots,
+    Steps,
+    Traffic,
+    Uniform,
+    Upstream,
+    episodes,
+    simulate,
+)
+from resilient_llm.policies.reply_store import MemoryReplyStore
+from resilient_llm.routing import Complexity, ComplexityWeights, Keywords, ModelClassifier
+from resilient_llm.routing.balancers import (
+    Cheapest,
+    LeastOutstandingTokens,
+    PeakEWMA,
+    PrefixAffinity,
+    Priority,
+    WeightedLeastConnections,
+    WeightedRandom,
+)
+
+ITSELF: Final = object()
+"""Stands for the class, which somebody has given in place of an object of it."""
+
+VALUES: Final[Mapping[str, object]] = {
+    "None": None,
+    "True": True,
+    "x": "x",
+    "blank": "",
+    "bytes": b"x",
+    "-1": -1,
+    "0": 0,
+    "0.5": 0.5,
+    "nan": math.nan,
+    "inf": math.inf,
+    "huge": 10**400,
+    "[]": [],
+    "{}": {},
+    "[None]": [None],
+    "[[]]": [[]],
+    "{x:3}": {"x": 3},
+    "{1:2}": {1: 2},
+    "object": object(),
+    "class": ITSELF,
+}
+
+SECONDS, SECONDS_FROM_0, RATIO, COUNT, COUNT_FROM_0 = "0.5", "0 0.5", "0 0.5", "", "0"
+NAME, FLAG, NAMES = "x", "True", "[]"
+CAP, WEIGHT = "None 0 0.5 inf", "-1 0 0.5"
+
+
+async def complete(**_: object) -> object:
+    return None
+
+
+def request(_: object) -> Any:
+    return None
+
+
+ALLOWED: Final[Mapping[Callable[..., object], tuple[Mapping[str, Any], Mapping[str, str]]]] = {
+    Target: (
+        {"name": "t"},
+        {
+            "name": NAME,
+            "address": "x blank",
+            "port": "None",
+            "url": "None",
+            "provider": "None x",
+            "dialect": "None",
+            "model": "None x",
+            "credential": "None",
+            "credentials": "[]",
+            "auth": "None x",
+            "headers": "{}",
+            "api_version": "None x",
+            "weight": "0.5",
+            "price": "None",
+            "context_window": "None",
+            "capabilities": "None []",
+            "policies": "[]",
+        },
+    ),
+    Credential: (
+        {"env": "A_KEY"},
+        {
+            "env": NAME,
+            "value": "None",
+            "name": "x blank",
+            "purposes": NAMES,
+            "max_concurrent": "None",
+            "requests_per_minute": "None 0.5",
+        },
+    ),
+    Price: (
+        {"input": 1.0, "output": 2.0},
+        {"input": "0 0.5", "output": "0 0.5", "cached": "None 0 0.5", "above": "[]"},
+    ),
+    Router: (
+        {"targets": {"m": Target(name="t")}},
+        {
+            "targets": "",
+            "fallbacks": "{}",
+            "default": "None",
+            "balancer": "",
+            "patience": SECONDS_FROM_0,
+            "max_wait": SECONDS_FROM_0,
+            "cool_down": SECONDS_FROM_0,
+            "slow_start": SECONDS_FROM_0,
+            "estimate": "",
+            "name_target": FLAG,
+            "random": "",
+            "name": NAME,
+        },
+    ),
+    Hedge: (
+        {},
+        {
+            "percentile": "0.5",
+            "delay": f"None {SECONDS}",
+            "at_least": SECONDS_FROM_0,
+            "max_medians": "inf",
+            "min_samples": COUNT,
+            "window": SECONDS,
+            "key": "",
+            "max_hedges": COUNT,
+            "min_remaining": SECONDS_FROM_0,
+            "budget_ratio": RATIO,
+            "max_burst": COUNT,
+            "max_keys": COUNT,
+            "name": NAME,
+        },
+    ),
+    Canary: (
+        {"model": "old", "candidate": "new"},
+        {
+            "model": NAME,
+            "candidate": NAME,
+            "steps": "",
+            "key": "",
+            "slo": "",
+            "min_calls": COUNT,
+            "step_duration": SECONDS,
+            "cool_off": SECONDS,
+            "restart": FLAG,
+            "salt": "None x",
+            "purpose": "None x",
+            "on_change": "None",
+            "random": "",
+            "name": NAME,
+        },
+    ),
+    SLO: (
+        {"error_increase": 0.1},
+        {
+            "error_ratio": f"None {RATIO}",
+            "error_increase": f"None {RATIO}",
+            "client_error_ratio": f"None {RATIO}",
+            "client_error_increase": f"None {RATIO}",
+            "p99_first_token": "None 0.5",
+            "p99_first_token_ratio": "None 0.5",
+            "cost": "None 0.5",
+            "cost_ratio": "None 0.5",
+            "confidence": "",
+        },
+    ),
+    Backoff: ({}, {"initial": "0.5", "multiplier": "", "maximum": "0.5", "jitter": ""}),
+    TierRouter: (
+        {"models": {"auto": [Tier("small")]}},
+        {
+            "models": "",
+            "prefer": "{}",
+            "shift": RATIO,
+            "classifier": "None",
+            "complexity": "",
+            "estimate": "",
+            "name": NAME,
+        },
+    ),
+    Tier: (
+        {"model": "small"},
+        {"model": NAME, "up_to": RATIO, "classes": NAMES, "lacks": NAMES, "price": "None"},
+    ),
+    Complexity: ({}, {"weights": "", "keywords": ""}),
+    ComplexityWeights: (
+        {},
+        {
+            **dict.fromkeys((field.name for field in dataclasses.fields(ComplexityWeights)), WEIGHT),
+            **dict.fromkeys(
+                ("full_words", "full_question", "full_prompt", "full_output", "full_tools"), "0.5"
+            ),
+        },
+    ),
+    Keywords: ({}, {"words": "{}"}),
+    Keywords.default: ({}, {"more": "None {}"}),
+    IntentClassifier: ({}, {"complexity": "", "long_question": "0 0.5 inf"}),
+    ModelClassifier: (
+        {"complete": complete, "model": "m", "labels": ["a", "b"]},
+        {
+            "complete": "",
+            "model": NAME,
+            "labels": "",
+            "timeout": SECONDS,
+            "parameters": "{} {x:3}",
+            "ttl": SECONDS_FROM_0,
+            "max_cached": COUNT_FROM_0,
+            "max_failures": COUNT,
+            "pause": SECONDS,
+            "max_characters": COUNT,
+            "name": NAME,
+        },
+    ),
+    Cheapest: ({}, {}),
+    LeastOutstandingTokens: ({}, {}),
+    PeakEWMA: ({}, {}),
+    PrefixAffinity: ({}, {"max_load_ratio": ""}),
+    Priority: ({}, {}),
+    WeightedLeastConnections: ({}, {"slack_ratio": "0 0.5", "min_speed_ratio": "0.5"}),
+    WeightedRandom: ({}, {}),
+    Budget: (
+        {"tokens_per_day": 1},
+        {
+            "usd_per_day": CAP,
+            "usd_per_month": CAP,
+            "tokens_per_day": CAP.removeprefix("None "),
+            "tokens_per_month": CAP,
+            "key": "",
+            "price": "None",
+            "unpriced": "",
+            "estimate": "",
+            "calendar": "None",
+            "warn_ratio": f"None {RATIO}",
+            "ledger": "None",
+            "max_keys": COUNT,
+            "dry_run": FLAG,
+            "name": NAME,
+        },
+    ),
+    MemoryLedger: ({}, {"max_keys": COUNT}),
+    MemoryReplyStore: ({}, {"max_size": COUNT}),
+    Coalesce: (
+        {},
+        {
+            "when": "None",
+            "share": FLAG,
+            "max_wait": f"{SECONDS_FROM_0} inf",
+            "max_body": COUNT_FROM_0,
+            "ignore_fields": NAMES,
+            "ignore_headers": NAMES,
+            "name": NAME,
+        },
+    ),
+    Cache: (
+        {},
+        {
+            "ttl": SECONDS,
+            "when": "None",
+            "share": FLAG,
+            "coalesce": FLAG,
+            "max_wait": f"{SECONDS_FROM_0} inf",
+            "max_body": COUNT_FROM_0,
+            "ignore_fields": NAMES,
+            "ignore_headers": NAMES,
+            "store": "",
+            "store_timeout": SECONDS,
+            "name": NAME,
+        },
+    ),
+    Idempotency: (
+        {},
+        {
+            "ttl": SECONDS,
+            "max_wait": f"{SECONDS_FROM_0} inf",
+            "max_body": COUNT_FROM_0,
+            "store": "",
+            "store_timeout": SECONDS,
+            "name": NAME,
+        },
+    ),
+    ContextFit: (
+        {"window": 100},
+        {
+            "window": "{x:3}",
+            "on_overflow": "",
+            "larger": NAMES,
+            "output_tokens": COUNT_FROM_0,
+            "granularity_ratio": RATIO,
+            "estimate": "",
+            "name": NAME,
+        },
+    ),
+    TokenEstimate: (
+        {},
+        {
+            "bytes_per_token": "0.5",
+            "output_tokens": COUNT_FROM_0,
+            "attachment_tokens": COUNT_FROM_0,
+            "encoding": "None",
+        },
+    ),
+    # The lab
+    Upstream: (
+        {},
+        {
+            "first_token": "0 0.5 inf",
+            "per_token": "0 0.5 inf",
+            "total": "None 0 0.5 inf",
+            "output_tokens": "0 0.5 inf",
+            "max_events": COUNT,
+            "failures": "{}",
+            "failure_latency": "0 0.5 inf",
+            "outages": "[]",
+            "phases": "[]",
+            "capacity": "None",
+            "rate_limits": "None",
+            "keys": "None {}",
+            "max_usd": "0.5 inf",
+            "input_price": "0 0.5",
+            "output_price": "0 0.5",
+            "context_window": "None",
+        },
+    ),
+    Key: ({}, {"rate_limits": "None", "max_usd": "0.5 inf"}),
+    Outage: (
+        {"start": 0.0, "end": 1.0},
+        {
+            "start": SECONDS_FROM_0,
+            "end": f"{SECONDS} inf",
+            "kind": "",
+            "share": "0.5",
+            "key": "None x",
+            "retry_after": f"None {SECONDS_FROM_0}",
+        },
+    ),
+    Phase: (
+        {"start": 0.0, "end": 1.0},
+        {
+            "start": SECONDS_FROM_0,
+            "end": f"{SECONDS} inf",
+            "latency_factor": "0.5",
+            "capacity_factor": "0.5",
+        },
+    ),
+    Sharing: ({"limit": 4}, {"limit": "inf", "slowdown": "", "refusal_ratio": "", "refuse_with": ""}),
+    Slots: ({"limit": 4}, {"limit": "inf", "max_queued": "0 0.5 inf", "refuse_with": ""}),
+    Constant: ({}, {"value": "0 0.5 inf"}),
+    Uniform: ({"low": 0.0, "high": 9.0}, {"low": "0 0.5", "high": "0 0.5 inf"}),
+    Exponential: ({}, {"mean": "0.5"}),
+    LogNormal: ({"median": 1.0, "sigma": 1.0}, {"median": "0.5", "sigma": "0 0.5"}),
+    LogNormal.of_mean: ({"mean": 1.0, "sigma": 1.0}, {"mean": "0.5", "sigma": "0 0.5"}),
+    Bimodal: (
+        {"base": 1.0, "share": 0.1, "factor": 2.0},
+        {"base": "0 0.5 inf", "share": RATIO, "factor": "0 0.5 inf"},
+    ),
+    Empirical: ({"values": [1.0]}, {"values": "", "weights": "None"}),
+    Poisson: ({"rate": 1.0}, {"rate": "0.5", "start": SECONDS_FROM_0}),
+    Paced: ({"every": 1.0}, {"every": SECONDS, "start": SECONDS_FROM_0}),
+    Burst: ({"calls": 1}, {"calls": COUNT, "start": SECONDS_FROM_0, "every": f"{SECONDS} inf"}),
+    Steps: ({}, {"rates": ""}),
+    ClosedLoop: (
+        {"workers": 1},
+        {
+            "workers": COUNT,
+            "think": "0 0.5 inf",
+            "start": SECONDS_FROM_0,
+            "after_failure": SECONDS,
+        },
+    ),
+    Chat: (
+        {},
+        {
+            "model": f"{NAME} {{x:3}}",
+            "prompt_tokens": "0 0.5 inf",
+            "max_tokens": "None 0 0.5 inf",
+            "stream_ratio": RATIO,
+            "questions": "None",
+            "system_tokens": COUNT_FROM_0,
+            "url": NAME,
+            "api": "",
+            "key": NAME,
+            "fields": "{} {x:3}",
+        },
+    ),
+    Traffic: (
+        {"arrivals": Poisson(1), "request": request},
+        {"arrivals": "", "request": "", "tenant": "None x", "priority": "-1 0", "timeout": "None 0 0.5"},
+    ),
+    Network: ({"upstreams": Upstream()}, {"upstreams": "", "read_timeout": f"{SECONDS} inf"}),
+    episodes: (
+        {"good": 1.0, "bad": 1.0, "until": 5.0},
+        {"good": "0 0.5 inf", "bad": "0 0.5 inf", "until": SECONDS_FROM_0, "seed": "True x blank -1 0"},
+    ),
+    simulate: (
+        {"policies": [], "network": Network(Upstream()), "traffic": Burst(1), "calls": 1},
+        {
+            "policies": "[]",
+            "network": "",
+            "traffic": "",
+            "calls": "",
+            "duration": f"{SECONDS} inf",
+            "seed": "True x blank -1 0",
+            "gauges": "None {}",
+            "sample_every": SECONDS,
+            "telemetry": "None",
+            "backend": "",
+        },
+    ),
+}
+"""By class: the options it needs, and which values each option takes."""
+
+OF_THE_CORE = {SLO, Backoff}
+"""They know no exception of the library's; what they raise is a `ValueError`."""
+
+RESULTS = {
+    "Bucket",
+    "CallRecord",
+    "CanaryChange",
+    "CanaryStatus",
+    "Exchange",
+    "Health",
+    "Latency",
+    "Report",
+    "RolloutState",
+    "Summary",
+    "TargetHealth",
+    "UpstreamReport",
+}
+"""What is given to applications, and never made by them."""
+
+
+def _cases() -> Iterator[Any]:
+    for make, (given, allowed) in ALLOWED.items():
+        options = inspect.signature(make).parameters
+        assert set(allowed) == set(options), make
+        for option, takes in allowed.items():
+            yield pytest.param(make, given, option, takes.split(), id=f"{make.__qualname__}-{option}")
+
+
+@pytest.mark.parametrize(("make", "given", "option", "takes"), list(_cases()))
+def test_an_option_takes_what_it_can_be_and_names_itself_where_it_cannot(
+    make: Callable[..., object], given: Mapping[str, Any], option: str, takes: list[str]
+) -> None:
+    for label, value in VALUES.items():
+        options = {**given, option: make if value is ITSELF else value}
+        if label in takes:
+            make(**options)
+            continue
+        with pytest.raises(ValueError) as raised:
+            make(**options)
+        assert option in str(raised.value), label
+        assert isinstance(raised.value, ConfigurationError) or make in OF_THE_CORE, label
+
+
+def _classes(module: ModuleType) -> Iterator[str]:
+    for name in module.__all__:
+        one = getattr(module, name)
+        if isinstance(one, type) and not getattr(one, "_is_protocol", False):
+            yield name
+
+
+@pytest.mark.parametrize(
+    "module", [resilient_llm.routing, resilient_llm.routing.balancers, resilient_llm.lab]
+)
+def test_no_class_is_left_out(module: ModuleType) -> None:
+    known = {getattr(make, "__name__", "") for make in ALLOWED}
+    assert set(_classes(module)) - known - RESULTS == set()
