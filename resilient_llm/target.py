@@ -69,7 +69,7 @@ class Target:
     `credential` is the key for it, or `credentials` several, shared among calls (see `CredentialPool`). They go out
     as the provider expects them, unless `auth` says how: "bearer", or the name of a header. `headers` are sent in
     place of the caller's of the same name. With `api_version` an Azure resource is asked at its deployments' paths
-    with that version, and without it at `/openai/v1`.
+    with that version; without it with the caller's own, or at `/openai/v1` where the caller gives none.
 
     `weight` is its share among equals. `price` is looked up where it is left out and can be. `context_window` is in
     tokens, and `capabilities` are what it can do (`CAPABILITIES`); `None` is unknown

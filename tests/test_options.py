@@ -445,7 +445,7 @@ ALLOWED: Final[Mapping[Callable[..., object], tuple[Mapping[str, Any], Mapping[s
     Network: ({"upstreams": Upstream()}, {"upstreams": "", "read_timeout": f"{SECONDS} inf"}),
     episodes: (
         {"good": 1.0, "bad": 1.0, "until": 5.0},
-        {"good": "0 0.5 inf", "bad": "0 0.5 inf", "until": SECONDS_FROM_0, "seed": "True x blank -1 0"},
+        {"good": "0 0.5 inf", "bad": "0 0.5 inf", "until": SECONDS_FROM_0, "seed": "x blank -1 0"},
     ),
     simulate: (
         {"policies": [], "network": Network(Upstream()), "traffic": Burst(1), "calls": 1},
@@ -455,7 +455,7 @@ ALLOWED: Final[Mapping[Callable[..., object], tuple[Mapping[str, Any], Mapping[s
             "traffic": "",
             "calls": "",
             "duration": f"{SECONDS} inf",
-            "seed": "True x blank -1 0",
+            "seed": "x blank -1 0",
             "gauges": "None {}",
             "sample_every": SECONDS,
             "telemetry": "None",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import traceback
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import pytest
 from resilient_llm import (
     AttemptTimeout,
     Bulkhead,
+    Call,
     CircuitBreaker,
     ConcurrencyLimit,
     ConfigurationError,
@@ -22,13 +24,20 @@ from resilient_llm import (
     NoTargetError,
     Policy,
     Price,
+    Profile,
     RateLimit,
+    Request,
     Retry,
     Router,
     Target,
+    TokenEstimate,
 )
 from resilient_llm.presets import AZURE_OPENAI, BEDROCK, GEMINI, OPENAI, PRESETS, VLLM, Preset
 from resilient_llm.pricing import price_of
+from resilient_llm.providers import DIALECTS as SPOKEN
+from resilient_llm.routing.needs import Needs
+from resilient_llm.target import CAPABILITIES, DIALECTS
+from resilient_llm.telemetry.silent import SILENT
 
 SECRET = "sk-CANARY-123"
 RATE_LIMIT = RateLimit(limits=[Limit(key="target", requests_per_minute=1)])
@@ -146,6 +155,30 @@ def test_what_cannot_be_is_said_without_a_secret(options: dict[str, Any], error:
     assert (
         "CANARY" not in "".join(traceback.format_exception(caught.value)).partition("ConfigurationError")[2]
     )
+
+
+def test_dialects_and_capabilities_are_those_that_are_looked_for() -> None:
+    assert set(DIALECTS) == {dialect.name for dialect in SPOKEN}
+    asked = {
+        "stream": True,
+        "response_format": {"type": "json_schema"},
+        "tools": [{"type": "function"}],
+        "messages": [
+            {"role": "user", "content": [{"type": "image_url"}, {"type": "input_audio"}]},
+            {"role": "assistant", "content": "So"},
+        ],
+    }
+    request = Request("POST", "http://h/v1/chat/completions", [], json.dumps(asked).encode())
+    call = Call(
+        request,
+        read=lambda _request: Profile(model="m"),
+        target=Target(name="t"),
+        loop=None,  # type: ignore[arg-type]
+        telemetry=SILENT,
+        started=0.0,
+    )
+    assert Needs(call, TokenEstimate()).capabilities == set(CAPABILITIES)
+    assert Target(name="t", capabilities=CAPABILITIES, dialect="gemini").capabilities == set(CAPABILITIES)
 
 
 def test_its_own_policies_are_those_that_may_stand_below_a_router() -> None:

@@ -17,6 +17,7 @@ import httpx
 import pytest
 import yaml
 
+from benchmarks._children import Watch
 from resilient_llm.asgi import ResilienceMiddleware
 from tests.stores.cluster import wait_for
 from tests.stores.conftest import Server, binary, free_port
@@ -161,11 +162,14 @@ def started(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
             "OPENAI_BASE_URL": f"http://127.0.0.1:{provider}/v1",
         },
     )
+    watches = [Watch(process), Watch(fake)]
     url = f"http://127.0.0.1:{port}"
     try:
         wait_for(lambda: answers(f"{url}{CONTAINER['readinessProbe']['httpGet']['path']}"), "the service")
         yield url, process
     finally:
+        for watch in watches:
+            watch.release()
         for each in (process, fake):
             each.kill()
             each.wait()

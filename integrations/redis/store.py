@@ -6,7 +6,7 @@ Clients made here never repeat a command by themselves: what is counted would be
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.retry import Retry
@@ -38,8 +38,8 @@ def sentinel(url: str, **options: Any) -> RedisStore:
     sentinels = Sentinel(hosts, sentinel_kwargs=quickly)  # type: ignore[no-untyped-call]
     primary: Redis = sentinels.master_for(
         where.path.strip("/"),
-        username=user or None,
-        password=password or None,
+        username=unquote(user) or None,
+        password=unquote(password) or None,
         retry=NEVER_TWICE,
         socket_connect_timeout=1.0,
         max_connections=MOST_CONNECTIONS,
@@ -58,6 +58,7 @@ def cluster(url: str, **options: Any) -> RedisStore:
         retry=NEVER_TWICE,
         socket_connect_timeout=1.0,
         max_connections=MOST_CONNECTIONS,
+        reinitialize_steps=0,  # else every fifth slot that has moved cuts the connections that others use
     )
     return RedisStore(nodes, **options)
 

@@ -90,7 +90,7 @@ async def ask(client: httpx.AsyncClient, tenant: str = "acme") -> httpx.Response
 def provider(monkeypatch: pytest.MonkeyPatch) -> FakeProvider:
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     monkeypatch.setenv("OPENAI_BASE_URL", "http://provider.example/v1")
-    return FakeProvider(FakeModel(latency=Latency(headers=0.2)))
+    return FakeProvider(FakeModel(latency=Latency(headers=0.5)))
 
 
 async def test_workers_share_slots_and_circuits(url: str, provider: FakeProvider) -> None:

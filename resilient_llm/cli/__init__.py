@@ -1,4 +1,4 @@
-"""The command line: `resilient-llm demo`, `resilient-llm fake-provider`.
+"""The command line: `resilient-llm demo`, `fake-provider`, `serve`, `check-config`, `config-schema`.
 
 Turns arguments into calls of the library, and the user's mistakes into one line each. Nothing is decided
 here that a program could not decide by importing the library instead.

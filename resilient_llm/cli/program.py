@@ -16,24 +16,27 @@ import click
 import resilient_llm
 from resilient_llm.cli.demo import demo
 from resilient_llm.cli.fake_provider import fake_provider
+from resilient_llm.cli.sidecar import check_config, config_schema, serve
 
 __all__ = ["program", "run"]
 
 
 @click.group(
-    commands=[demo, fake_provider],
+    commands=[demo, fake_provider, serve, check_config, config_schema],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Each command has a --help of its own. No command needs an API key.",
 )
 @click.version_option(resilient_llm.__version__, message="%(prog)s %(version)s")
 def program() -> None:
-    """Resilience for LLM calls: see it work, and try your own client against a provider that fails.
+    """Resilience for LLM calls: see it work, try your own client against a provider that fails, serve a proxy.
 
     \b
     Examples:
       resilient-llm demo
       resilient-llm demo --otlp http://localhost:4318 --serve
       resilient-llm fake-provider --port 8001 --faults flaky --latency 0.2
+      resilient-llm check-config gateway.toml
+      resilient-llm serve --config gateway.toml
     """  # noqa: D301 - \b is click's mark for lines that are not to be joined
 
 

@@ -86,15 +86,36 @@ class Change(NamedTuple):
 
 
 class _Bucket:
-    __slots__ = ("full_at", "held", "held_until", "missing", "paused", "updated")
+    __slots__ = ("full_at", "held", "held_until", "missing", "older", "older_until", "paused", "updated")
 
     def __init__(self, now: float) -> None:
         self.missing = 0.0
         self.updated = now
         self.held = 0.0
         self.held_until = -inf
+        self.older = 0.0
+        self.older_until = -inf
         self.paused = -inf
         self.full_at = now
+
+    @property
+    def line(self) -> float:
+        """Give all that is held."""
+        return self.held + self.older
+
+    def free(self, amount: float) -> None:
+        """Hold so much less: of what was held lately, then of what is older."""
+        rest = max(0.0, amount - self.held)
+        self.held = max(0.0, self.held - amount)
+        self.older = max(0.0, self.older - rest)
+
+    def turn(self, now: float) -> None:
+        """Forget what is older when its time is over, and let what was held since grow old."""
+        while self.older_until < now and self.held_until > -inf:
+            self.older, self.older_until = self.held, self.held_until
+            self.held, self.held_until = 0.0, -inf
+        if self.older_until < now:
+            self.older = 0.0
 
 
 class RateLedger:
@@ -103,7 +124,8 @@ class RateLedger:
     In any T seconds what is taken of a bucket, less what is given back, is at most `capacity + rate * T`. A bucket
     holds what is *missing* from it, so that one which nobody drew on for long needs no state. What is *held* for
     those who wait their turn counts against newcomers only, and is taken, if it is there, when they come back for it:
-    a place in line can be given up, or be forgotten, and the promise is kept.
+    a place in line can be given up, or be forgotten, and the promise is kept. Places are forgotten by generation: those
+    of processes that have died go with their generation, while the living keep theirs in the next.
     """
 
     def __init__(self) -> None:
@@ -118,13 +140,9 @@ class RateLedger:
     ) -> RateDecision:
         """Take all that a call needs, or nothing; then it may keep a place in line, if the wait is short enough."""
         buckets = [self._read(charge.key, charge.rate, now) for charge in charges]
-        others = [
-            max(0.0, bucket.held - charge.held) for bucket, charge in zip(buckets, charges, strict=True)
-        ]
-        waits = [
-            _wait(charge, bucket, held, now)
-            for charge, bucket, held in zip(charges, buckets, others, strict=True)
-        ]
+        for charge, bucket in zip(charges, buckets, strict=True):
+            bucket.free(charge.held)
+        waits = [_wait(charge, bucket, now) for charge, bucket in zip(charges, buckets, strict=True)]
         wait = max(waits, default=0.0)
         own_dry = any(charge.own and seconds for charge, seconds in zip(charges, waits, strict=True))
         verdict = Verdict.REFUSED
@@ -135,7 +153,7 @@ class RateLedger:
         again = 0.0 if verdict is Verdict.HELD else wait
         levels: list[RateLevel] = []
         kept: list[float] = []
-        for charge, bucket, held, seconds in zip(charges, buckets, others, waits, strict=True):
+        for charge, bucket, seconds in zip(charges, buckets, waits, strict=True):
             keep = 0.0
             if verdict is Verdict.TAKEN:
                 bucket.missing += charge.amount
@@ -144,8 +162,8 @@ class RateLedger:
                 if waits_here:
                     keep = charge.amount
                     again = max(again, seconds)
-            bucket.held = held + keep
             if keep:
+                bucket.held += keep
                 bucket.held_until = max(bucket.held_until, now + seconds + _GRACE)
             if verdict is not Verdict.REFUSED or charge.held:
                 self._write(charge.key, charge.rate, bucket, now)
@@ -162,7 +180,7 @@ class RateLedger:
                 bucket.missing = max(0.0, bucket.missing - back)
             else:
                 bucket.missing = min(bucket.missing - back, max(bucket.missing, 2 * capacity))
-            bucket.held = max(0.0, bucket.held - freed)
+            bucket.free(freed)
             self._write(key, rate, bucket, now)
             levels.append(_level(capacity, bucket, now))
         return levels
@@ -187,8 +205,9 @@ class RateLedger:
             updated = now if kept.updated > now + _BROKEN else kept.updated
             bucket.missing = max(0.0, kept.missing - max(0.0, now - updated) * rate)
             bucket.updated = max(now, updated)
-            bucket.held = 0.0 if kept.held_until < now else kept.held
-            bucket.held_until = kept.held_until
+            bucket.held, bucket.held_until = kept.held, kept.held_until
+            bucket.older, bucket.older_until = kept.older, kept.older_until
+            bucket.turn(now)
             bucket.paused = kept.paused
         return bucket
 
@@ -196,6 +215,8 @@ class RateLedger:
         idle = max(bucket.missing / rate, bucket.paused - now)
         if bucket.held > 0:
             idle = max(idle, bucket.held_until - now)
+        if bucket.older > 0:
+            idle = max(idle, bucket.older_until - now)
         bucket.full_at = now + idle
         if idle <= 0:
             self._buckets.pop(key, None)
@@ -215,14 +236,14 @@ class RateLedger:
 
 
 def _level(capacity: float, bucket: _Bucket, now: float) -> RateLevel:
-    return RateLevel(capacity - bucket.missing - bucket.held, max(0.0, bucket.paused - now))
+    return RateLevel(capacity - bucket.missing - bucket.line, max(0.0, bucket.paused - now))
 
 
-def _wait(charge: RateCharge, bucket: _Bucket, held: float, now: float) -> float:
+def _wait(charge: RateCharge, bucket: _Bucket, now: float) -> float:
     """Say how many seconds a charge takes: whoever kept a place waits for nobody behind, a newcomer for all who did."""
     if charge.amount <= 0:
         return 0.0
-    ahead = 0.0 if charge.held else held
+    ahead = 0.0 if charge.held else bucket.line
     level = charge.capacity - bucket.missing
     seconds = 0.0
     if charge.amount + ahead > level:

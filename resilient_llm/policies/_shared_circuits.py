@@ -42,6 +42,7 @@ class SharedCircuit:
 
     __slots__ = (
         "__weakref__",
+        "again",
         "alone",
         "circuit",
         "generation",
@@ -63,6 +64,8 @@ class SharedCircuit:
         self.alone: list[Admission] = []
         """Probes that were let through without the store."""
         self.offered_at: float | None = None
+        self.again = False
+        """Whether the store has forgotten it, and is to be told although nothing has changed."""
 
     @property
     def changed(self) -> bool:
@@ -232,9 +235,9 @@ class SharedCircuits:
         copy.pending.append(change)
         del copy.pending[:-_MOST_PENDING]
 
-    def _offer(self, copy: SharedCircuit, now: float, *, again: bool = False) -> None:
+    def _offer(self, copy: SharedCircuit, now: float) -> None:
         """Offer the copy to all, soon."""
-        if not copy.changed and not again:
+        if not copy.changed and not copy.again:
             self._behind.discard(copy)
             return
         self._behind.add(copy)
@@ -253,6 +256,7 @@ class SharedCircuits:
         """Hear what came of an offer, which had this generation and so many changes in it."""
         now = self._loop.time()
         copy.offered_at = None
+        copy.again = False
         if not agreed.accepted:
             self._adopt(copy, agreed, now)
         elif self._newer(copy, agreed):
@@ -282,7 +286,8 @@ class SharedCircuits:
             # The store has lost its memory: it is told again what those who come may not know.
             for copy in list(self._copies.values()):
                 if copy.circuit.state is not CircuitState.CLOSED and copy.made != self._made:
-                    self._offer(copy, now, again=True)
+                    copy.again = True
+                    self._offer(copy, now)
 
     def _newer(self, copy: SharedCircuit, agreed: Agreed) -> bool:
         if agreed.made != copy.made and self._group is not None and agreed.made == self._group.made:
@@ -293,6 +298,7 @@ class SharedCircuits:
         """Make the copy what others have agreed on, unless that is old news, and repeat what was done here."""
         if not self._newer(copy, agreed):
             return
+        copy.again = False
         circuit = copy.circuit
         for probe in copy.alone:
             probe.settled = True  # its generation may be the name of another's

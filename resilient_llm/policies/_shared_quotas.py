@@ -263,7 +263,8 @@ class SharedQuotas:
                     return take
                 reservation.keep()
                 now = call.loop.time()
-                if decision.wait > deadline - now + _SLACK or (keeps and decision.verdict is Verdict.REFUSED):
+                # A place that is kept is used: it was, for a wait that is allowed, however long the answer took.
+                if decision.verdict is Verdict.REFUSED and (keeps or decision.wait > deadline - now + _SLACK):
                     raise self._waiters.refuse(
                         call, reservation, now, Delay(decision.wait, decision.limiting)
                     )

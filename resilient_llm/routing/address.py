@@ -152,7 +152,7 @@ def _openai(target: Target, base: str, asked: _Asked) -> str:
     deployment, _, after = rest.partition("/")
     route = next((ending for ending in _OPENAI_ROUTES if asked.path.endswith(ending)), None)
     if route is None:
-        route = f"/{after}" if deployments else _after_version(before)
+        route = f"/{after}" if deployments else _without_azure(_after_version(before))
     if provider_of(target) not in _AZURE or "/deployments/" in base or base.endswith(("/v1", "/models")):
         return _join(base, route)
     base = f"{base.removesuffix('/openai')}/openai"
@@ -216,6 +216,11 @@ def _anywhere(_target: Target, base: str, asked: _Asked) -> str:
 
 
 _places = {"anthropic": _anthropic, "bedrock": _bedrock, "gemini": _google, "openai": _openai}
+
+
+def _without_azure(route: str) -> str:
+    """Give what Azure's SDK asks for below its resource: /openai/models is /models."""
+    return route.removeprefix("/openai") if route.startswith("/openai/") else route
 
 
 def _after_version(path: str) -> str:

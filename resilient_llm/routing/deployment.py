@@ -93,7 +93,7 @@ class Deployment:
         stored: StoredAnswers,
     ) -> None:
         self.target = target
-        self.place = (target.url, target.credentials)
+        self.place = (target.url, target.credentials, tuple(target.headers.items()))
         """What targets have in common that find each other's stored answers."""
         self.load = load
         self.credentials = (

@@ -241,8 +241,9 @@ class Router:
                 self._report(call, route, choice.rejected, choice.deployment)
                 return choice.deployment
             patience = self.patience if route.has_next(call) else self.max_wait
-            limit = 0.0 if hedge else min(began + patience - now, call.remaining())
             wait, spread, pools = route.queueing(call)
+            # How long others will use a credential nobody knows: then it is the whole wait that has an end.
+            limit = 0.0 if hedge else min(began + patience - now if pools else patience, call.remaining())
             if limit > 0 and (pools or wait <= limit + _ROUNDING):
                 if not waited:
                     self._report(call, route, choice.rejected)

@@ -78,5 +78,8 @@ class Waiting:
             waiter.turn.set()
 
     def is_others_turn(self, call: Call, pool: CredentialPool) -> bool:
-        """Tell whether a call would take what another has waited for."""
-        return any(pool in waiter.pools and waiter.call is not call for waiter in self._deciding)
+        """Tell whether a call whose turn it is not would take what another has waited for."""
+        deciding = self._deciding
+        if not deciding or any(waiter.call is call for waiter in deciding):
+            return False
+        return any(pool in waiter.pools for waiter in deciding)

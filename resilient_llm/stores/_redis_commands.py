@@ -59,9 +59,12 @@ class Script:
 
 
 class Request:
-    """One command on its way: `future` is for whoever waits, `heard` for the reply that nobody waits for."""
+    """One command on its way: `future` is for whoever waits, `heard` for the reply that nobody waits for.
 
-    __slots__ = ("admission", "expires", "future", "heard", "script", "words")
+    What is not yet `sent` may be changed.
+    """
+
+    __slots__ = ("admission", "expires", "future", "heard", "script", "sent", "words")
 
     def __init__(
         self, words: Sequence[Word], script: Script | None, heard: Callable[[Reply], None] | None
@@ -72,6 +75,7 @@ class Request:
         self.future: asyncio.Future[Reply] | None = None
         self.admission: Admission | None = None
         self.expires = math.inf
+        self.sent = False
 
     def command(self, *, by_source: bool = False) -> Sequence[Word]:
         if self.script is None:

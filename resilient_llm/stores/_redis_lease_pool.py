@@ -35,7 +35,8 @@ class RedisLeasePool:
         self._on_free = on_free
         self._leases = leases
         self._runner = leases.runner
-        self._place = place
+        self.place = place
+        """Names this access in lines, among those of all processes."""
         self._acquire = Script.load("_clock", "_lease", "lease_acquire")
         self._release = Script.load("_clock", "_lease", "lease_release")
         self._vote = Script.load("_clock", "_lease", "lease_vote")
@@ -54,7 +55,7 @@ class RedisLeasePool:
         name, now = leases.name(), leases.loop.bind().time()
 
         place_lasts = _PLACE_LASTS * leases.poll if wait else 0.0
-        words = (name, self._place, repr(leases.lasts), repr(place_lasts), leases.time())
+        words = (name, self.place, repr(leases.lasts), repr(place_lasts), leases.time())
         try:
             if leases.behind or now < leases.settled:
                 await self._come_back(limits)
@@ -91,7 +92,7 @@ class RedisLeasePool:
             )  # the grant took the place of all who wait here
         elif answer.refused not in self._waiting:
             left = [limit for limit in limits if limit.key == answer.refused]
-            self._send_release(left, place=self._place, again=True)
+            self._send_release(left, place=self.place, again=True)
 
     async def _come_back(self, limits: Sequence[LeaseLimit]) -> None:
         """Find out whether a store that was away is back, and tell it what is held here.
@@ -124,14 +125,14 @@ class RedisLeasePool:
         """Give up places, in the next batch."""
         left = [limit for limit in limits if self._forget(limit.key)]
         if left and self._runner.guard.closed:  # else it is forgotten before anybody hears of it
-            self._send_release(left, place=self._place, again=True)
+            self._send_release(left, place=self.place, again=True)
 
     def vote(self, number: float, heard: Callable[[float], None]) -> None:
         """Say what this access takes for the right number of slots, in the next batch."""
         self._runner.send(
             self._vote,
             (self.tag + "votes", self.tag + "voters"),
-            (self._place, repr(float(number)), repr(self._leases.lasts), self._leases.time()),
+            (self.place, repr(float(number)), repr(self._leases.lasts), self._leases.time()),
             heard=lambda reply: heard(float(reply)),
         )
 

@@ -19,6 +19,7 @@ from redis.exceptions import RedisError
 
 from resilient_llm._loop import LoopBound
 from resilient_llm.errors import ConfigurationError, StoreUnavailableError
+from resilient_llm.stores._fork import set_aside
 from resilient_llm.stores._redis_lease_pool import RedisLeasePool
 from resilient_llm.stores._redis_scripts import Reply, Script, ScriptRunner
 from resilient_llm.stores.protocol_leases import Lease
@@ -155,10 +156,23 @@ class RedisLeases:
     async def aclose(self) -> None:
         """Hear of nothing any more; what is still held ends by itself, since whoever holds it may still run."""
         self.closed = True
+        if self.loop.loop is not None:
+            self.loop.bind()  # a listener of a loop that has ended is gone with it
         listener, self._listener = self._listener, None
         if listener is not None:
             listener.cancel()
             await asyncio.wait([listener])
+
+    def after_fork(self, process: str) -> None:
+        """Go on, in the child, as another process, which holds nothing; who waits in the parent does not wait here."""
+        set_aside(self._listener)
+        self.process = process
+        pools = list(self._places.values())
+        self._places.clear()
+        for pool in pools:
+            pool.place = self.name()
+            self._places[pool.place] = pool
+        self._reset()
 
     def _reset(self) -> None:
         """Start afresh in another event loop: nobody is left who could release or wait."""

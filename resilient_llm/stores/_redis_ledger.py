@@ -84,6 +84,10 @@ class RedisLedger:
         self._heard: OrderedDict[str, dict[str, float]] = OrderedDict()
         self._own: MemoryBudgets | None = None
 
+    def after_fork(self) -> None:
+        """Go on, in the child, with names for reservations that are not the parent's."""
+        self._id = secrets.token_bytes(8)
+
     async def reserve(
         self, key: Hashable, amount: Amount, caps: Sequence[Cap], now: float, *, enforce: bool = True
     ) -> Decision:

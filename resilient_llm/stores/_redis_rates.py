@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 
 from resilient_llm.core.shared_rate import Change, RateCharge, RateDecision, RateLevel, TakeMode, Verdict
+from resilient_llm.stores._redis_commands import Request
 from resilient_llm.stores._redis_scripts import Reply, Script, ScriptRunner, Word
 from resilient_llm.stores.protocol import HearLevels
 
@@ -39,6 +40,7 @@ class RedisRates:
         self._take = Script.load("_rate_bucket", "rate_take")
         self._settle = Script.load("_rate_bucket", "rate_settle")
         self._lower = Script.load("_rate_bucket", "rate_lower")
+        self._kept: dict[tuple[Word, ...], tuple[Request, Sequence[Change]]] = {}
 
     async def take(
         self, account: str, charges: Sequence[RateCharge], *, most_wait: float = 0.0, mode: TakeMode = "n"
@@ -59,9 +61,24 @@ class RedisRates:
         return _decision(reply, len(charges))
 
     def settle(self, account: str, changes: Sequence[Change], heard: HearLevels | None = None) -> None:
-        """Give back, charge, or free what was held, in the next batch."""
-        numbers = [number for change in changes for number in change[1:]]
-        self._tell(self._settle, account, changes, numbers, heard)
+        """Give back, charge, or free what was held, in the next batch; while there is none, all in one."""
+        if self._runner.guard.closed:
+            self._kept.clear()
+            self._tell(self._settle, account, changes, _numbers(changes), heard)
+            return
+        named = tuple(self._keys(account, changes))
+        request, before = self._kept.get(named, (None, ()))
+        if request is None or request.sent:
+            request = self._tell(self._settle, account, changes, _numbers(changes), heard)
+        else:
+            changes = [
+                change._replace(back=change.back + old.back, freed=change.freed + old.freed)
+                for change, old in zip(changes, before, strict=True)
+            ]
+            request.words = (len(named), *named, *self._packed(_numbers(changes)))
+            if heard is not None:
+                request.heard = _hears(heard)
+        self._kept[named] = (request, changes)
 
     def lower(
         self,
@@ -83,13 +100,16 @@ class RedisRates:
         named: Sequence[RateCharge] | Sequence[Change],
         numbers: Sequence[float],
         heard: HearLevels | None,
-    ) -> None:
-        self._runner.send(
+    ) -> Request:
+        return self._runner.send(
             script,
             self._keys(account, named),
-            (_doubles(len(numbers)).pack(*numbers), *self._time()),
-            heard=None if heard is None else lambda reply: heard(_levels(reply)),
+            self._packed(numbers),
+            heard=None if heard is None else _hears(heard),
         )
+
+    def _packed(self, numbers: Sequence[float]) -> tuple[Word, ...]:
+        return (_doubles(len(numbers)).pack(*numbers), *self._time())
 
     def _keys(self, account: str, named: Sequence[RateCharge] | Sequence[Change]) -> list[Word]:
         tag = f"{self._prefix}{{{account}}}:rate:"
@@ -121,6 +141,14 @@ def _decision(reply: Reply, count: int) -> RateDecision:
         numbers[5::4],
         numbers[6::4],
     )
+
+
+def _numbers(changes: Sequence[Change]) -> list[float]:
+    return [number for change in changes for number in change[1:]]
+
+
+def _hears(heard: HearLevels) -> Callable[[Reply], None]:
+    return lambda reply: heard(_levels(reply))
 
 
 def _levels(reply: Reply) -> list[RateLevel]:

@@ -27,6 +27,7 @@ from redis.exceptions import (
 
 from resilient_llm._loop import LoopBound
 from resilient_llm.errors import EventLoopError, StoreUnavailableError
+from resilient_llm.stores._fork import set_aside
 from resilient_llm.stores._redis_commands import Client, Reply, Request, Script, Word
 from resilient_llm.stores._redis_errors import describe, never_executed
 from resilient_llm.stores._redis_line import Line
@@ -78,8 +79,14 @@ class ScriptRunner:
         self._closed = False
         self._loop = LoopBound(guard.name, self._reset)
         self._running: asyncio.AbstractEventLoop | None = None
+        self._parents: asyncio.AbstractEventLoop | None = None
         self._crowded = 0
         self._regular: list[tuple[float, list[float], Callable[[], None]]] = []
+
+    @property
+    def used(self) -> bool:
+        """Tell whether anything was asked, told or connected in this process."""
+        return self._running is not None
 
     @property
     def client(self) -> Client:
@@ -119,13 +126,16 @@ class ScriptRunner:
         args: Sequence[Word] = (),
         *,
         heard: Callable[[Reply], None] | None = None,
-    ) -> None:
+    ) -> Request:
         """Run a script soon, without anybody waiting; `heard` is called with the reply, in the event loop.
 
-        While the store is given up on it is kept, up to 10,000 of them. Whatever may have been executed is not sent
-        again; what is given up is counted as lost. Call it from the event loop the store is used in.
+        Its `words` may be changed as long as it is not `sent`. While the store is given up on it is kept, up to 10,000
+        of them. Whatever may have been executed is not sent again; what is given up is counted as lost. Call it from
+        the event loop the store is used in.
         """
-        self._tell(Request((len(keys), *keys, *args), script, heard))
+        request = Request((len(keys), *keys, *args), script, heard)
+        self._tell(request)
+        return request
 
     def send_command(self, *words: Word, heard: Callable[[Reply], None] | None = None) -> None:
         """Run one command soon, as `send` does a script."""
@@ -139,7 +149,16 @@ class ScriptRunner:
         """Call back in so many seconds and again after as many, until it gives `False` or the store is closed."""
 
         def tick() -> None:
-            if not self._closed and loop is self._running and callback():
+            if self._closed or loop is not self._running:
+                return
+            again = True
+            try:
+                again = callback()
+            except Exception:
+                logger.exception(
+                    "something that %s does regularly failed, and is done again", self.guard.name
+                )
+            if again:
                 loop.call_later(seconds, tick)
 
         loop = self._bind()
@@ -148,19 +167,21 @@ class ScriptRunner:
     async def aclose(self) -> None:
         """Send what is to be told, for at most a second or ten timeouts, and close the client if it is ours."""
         self._closed = True
-        for timer in (self._waking, self._timer):
-            if timer is not None:
-                timer.cancel()
+        if self._waking is not None:
+            self._waking.cancel()
+            self._waking = None
         try:
             async with asyncio.timeout(max(_PATIENCE, 10 * self._timeout)):
-                while self._sending or (self._told and self.guard.closed):
+                self._pump()
+                while self._sending:
+                    await asyncio.wait(self._sending)
                     self._pump()
-                    if self._sending:
-                        await asyncio.wait(self._sending)
         except TimeoutError:
             for task in self._sending:
                 task.cancel()
         self.guard.lost += len(self._told)
+        for request in self._told:
+            request.sent = True
         self._told.clear()
         client, self._client = self._client, None
         if self._line is not None:
@@ -168,6 +189,15 @@ class ScriptRunner:
             self._line = None
         if client is not None and self._owned:
             await client.aclose()
+
+    def after_fork(self) -> None:
+        """Hear, in the child, that what is under way is the parent's to send, over connections of its own."""
+        for request in (*self._asked, *self._told):
+            request.sent = True
+        set_aside(self._client, self._line, *self._sending)
+        self._told.clear()
+        self._reset()
+        self._parents, self._running = self._running or self._parents, None
 
     async def _ask(self, request: Request) -> Reply:
         loop = self._bind()
@@ -199,7 +229,7 @@ class ScriptRunner:
     def _tell(self, request: Request) -> None:
         self._bind()
         if len(self._told) >= _MOST_UNSENT:
-            self._told.popleft()
+            self._told.popleft().sent = True
             self.guard.lost += 1
         self._told.append(request)
         self._pump()
@@ -214,6 +244,11 @@ class ScriptRunner:
                 "on trio use MemoryStore, or a store of your own"
             ) from error
         if loop is not running:
+            if running is self._parents or (self._parents is not None and self._client is not None):
+                raise EventLoopError(
+                    f"{self.guard.name} was carried over a fork with its event loop or with a client that was passed "
+                    "in; make them after the fork"
+                )
             self._loop.bind()
             self._running = loop = running
         return loop
@@ -232,8 +267,13 @@ class ScriptRunner:
         if len(self._sending) >= _LANES:
             return
         if not self._asked:
-            if not self._told or self._waking is not None:
+            if not self._told:
                 return
+            if self._waking is not None:
+                if not self.guard.closed:
+                    return
+                self._waking.cancel()  # somebody was quicker to find out that the store is back
+                self._waking = None
             if not self.guard.closed and (wait := self.guard.retry_after()) > 0:
                 if not self._closed and self._running is not None:
                     self._waking = self._running.call_later(wait, self._wake)
@@ -269,7 +309,9 @@ class ScriptRunner:
             try:
                 admission = self.guard.admit()
             except StoreUnavailableError:
-                self._told.extendleft(reversed(batch))
+                for request in reversed(batch):
+                    request.sent = False
+                    self._told.appendleft(request)
                 return
         failure = ""
         for request, reply in zip(batch, await self._exchange(batch), strict=True):
@@ -288,7 +330,9 @@ class ScriptRunner:
                 batch.append(request)
         if self.guard.closed or not batch:
             while self._told and len(batch) < _MOST:
-                batch.append(self._told.popleft())
+                request = self._told.popleft()
+                request.sent = True
+                batch.append(request)
         return batch
 
     async def _exchange(self, batch: list[Request]) -> Sequence[Reply]:
@@ -317,11 +361,7 @@ class ScriptRunner:
             try:
                 return await self._execute_now(commands)
             except MaxConnectionsError:
-                self._crowded += 1
-                try:
-                    await anyio.sleep(_NAP)
-                finally:
-                    self._crowded -= 1
+                await self._nap()
 
     async def _execute_now(self, commands: Sequence[Sequence[Word]]) -> list[Reply]:
         client = self.client
@@ -337,13 +377,28 @@ class ScriptRunner:
             # Its pipeline repeats all commands of a node when one of them is refused; these know no such thing.
             return list(
                 await asyncio.gather(
-                    *(client.execute_command(*words, **options) for words in commands), return_exceptions=True
+                    *(self._execute_in_cluster(client, words) for words in commands), return_exceptions=True
                 )
             )
         async with client.pipeline(transaction=False) as pipeline:
             for words in commands:
                 pipeline.execute_command(*words, **options)
             return list(await pipeline.execute(raise_on_error=False))
+
+    async def _execute_in_cluster(self, client: RedisCluster, words: Sequence[Word]) -> Reply:
+        """Run one command of several, which all need connections at once, when one is free."""
+        while True:
+            try:
+                return await client.execute_command(*words, **{NEVER_DECODE: True})
+            except MaxConnectionsError:
+                await self._nap()
+
+    async def _nap(self) -> None:
+        self._crowded += 1
+        try:
+            await anyio.sleep(_NAP)
+        finally:
+            self._crowded -= 1
 
     async def _leave_server(self) -> None:
         """Drop the connections to a server that is a primary no more: the name may lead to another one by now."""
@@ -378,6 +433,7 @@ class ScriptRunner:
     def _unsent(self, request: Request, error: BaseException) -> None:
         """Keep what was certainly not executed for later; the rest is lost."""
         if never_executed(error) and len(self._told) < _MOST_UNSENT:
+            request.sent = False
             self._told.append(request)
         else:
             self.guard.lost += 1

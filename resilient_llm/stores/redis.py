@@ -14,6 +14,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 try:
+    import redis
     from redis.asyncio import Redis
     from redis.asyncio.retry import Retry
     from redis.backoff import NoBackoff
@@ -21,6 +22,7 @@ except ImportError as error:
     raise ImportError("RedisStore needs redis-py: pip install 'resilient-llm[redis]'") from error
 
 from resilient_llm.errors import ConfigurationError
+from resilient_llm.stores._fork import tell_of_forks
 from resilient_llm.stores._redis_circuits import RedisCircuits
 from resilient_llm.stores._redis_leases import RedisLeases
 from resilient_llm.stores._redis_ledger import RedisLedger
@@ -78,10 +80,15 @@ class RedisStore:
         connect: Callable[[], Client]
         if isinstance(server, str):
             connect = _connector(server, timeout)
-        elif callable(getattr(server, "execute_command", None)):
+        elif _is_client(server):
             connect = partial(_same, server)
         else:
-            raise ConfigurationError(f"server={server!r}: allowed are a URL and a client of redis.asyncio")
+            what = (
+                f"the class {server.__name__}"
+                if isinstance(server, type)
+                else f"a {type(server).__qualname__}"
+            )
+            raise ConfigurationError(f"server is {what}: allowed are a URL and a client of redis.asyncio")
         self.prefix = prefix
         self.guard = StoreGuard(name, on_store_error)
         self.runner = ScriptRunner(connect, guard=self.guard, timeout=timeout, owned=isinstance(server, str))
@@ -92,6 +99,7 @@ class RedisStore:
         # Wall-clock time, in place of the server's; nothing here is measured by it.
         self._clock = time.time if clock == "client" else None  # noqa: TID251
         self._leases = RedisLeases(self.runner, prefix, self.id, lasts=lease, clock=self._clock)
+        tell_of_forks(self)
 
     @property
     def processes(self) -> int:
@@ -127,8 +135,19 @@ class RedisStore:
         self._presence.start()
         return RedisLedger(self.runner, self.prefix, processes=lambda: self.processes, clock=self._clock)
 
+    def after_fork(self) -> None:
+        """Go on, in the child of a fork, as another process; called by itself."""
+        self.id = secrets.token_hex(8)
+        self.runner.after_fork()
+        self._presence.after_fork(self.id)
+        self._leases.after_fork(self.id)
+        if "ledger" in self.__dict__:
+            self.ledger.after_fork()
+
     async def aclose(self) -> None:
         """Send what is still to be settled, for at most a second or ten timeouts, and close the connections."""
+        if not self.runner.used:
+            return
         self._presence.leave()
         await self._leases.aclose()
         await self.runner.aclose()
@@ -149,6 +168,12 @@ def _same(client: Client) -> Client:
     return client
 
 
+def _is_client(server: object) -> bool:
+    if isinstance(server, type | redis.Redis | redis.RedisCluster):  # these are not awaited
+        return False
+    return callable(getattr(server, "execute_command", None))
+
+
 def _connector(url: str, timeout: float) -> Callable[[], Client]:
     """Make what makes clients for a URL; nothing is ever sent twice by them, and they connect at their leisure."""
 
@@ -164,9 +189,14 @@ def _connector(url: str, timeout: float) -> Callable[[], Client]:
         return client
 
     try:
-        connect()
-    except ValueError as error:
-        raise ConfigurationError(f"server={url.rpartition('@')[2]!r}: {error}") from error
+        connect().connection_pool.make_connection()  # type: ignore[attr-defined]
+    except (ValueError, TypeError) as error:
+        # What is wrong may be a password with characters that mean something in a URL: it is not shown.
+        why = "its port is not a number from 0 to 65535" if "Port " in str(error) else str(error)
+        scheme = url.partition("://")[0] if "://" in url else ""
+        raise ConfigurationError(
+            f"server={scheme + '://...'!r}: allowed are a URL and a client of redis.asyncio; {why}"
+        ) from None
     return connect
 
 

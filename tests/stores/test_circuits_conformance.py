@@ -10,6 +10,7 @@ from redis.asyncio import Redis
 
 from resilient_llm.stores import MemoryStore, RedisStore
 from resilient_llm.testing.stores_circuits import CIRCUIT_CHECKS, CircuitCheck
+from tests.stores.conftest import on_both
 
 pytestmark = [
     pytest.mark.anyio,
@@ -23,6 +24,7 @@ async def test_the_memory_store_conforms(check: CircuitCheck) -> None:
 
 
 @pytest.mark.realtime
+@on_both
 async def test_the_redis_store_conforms(
     check: CircuitCheck, server: Any, make_store: Callable[..., RedisStore]
 ) -> None:

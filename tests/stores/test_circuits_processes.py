@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks._children import Watch
+
 Start = Callable[..., list["Worker"]]
 
 
@@ -28,6 +30,7 @@ class Worker:
             text=True,
             cwd=Path(__file__).parents[2],
         )
+        self._watch = Watch(self._process)
         self.answer()
 
     def ask(self, *words: Any) -> Any:
@@ -45,6 +48,7 @@ class Worker:
         return json.loads(self._process.stdout.readline())
 
     def kill(self) -> None:
+        self._watch.release()
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):

@@ -393,9 +393,10 @@ async def test_without_the_store_circuits_are_local_and_agree_when_it_is_back(
     own_server.start()
     one.breaker.isolate(KEY)
     with anyio.fail_after(10):
-        while await other.call() is not None or await one.call() is not None:  # noqa: ASYNC110
+        while other.state != CircuitState.ISOLATED:
+            await one.call()
+            await other.call()
             await anyio.sleep(0.05)
-    assert other.state == CircuitState.ISOLATED
     one.breaker.close(KEY)
     with anyio.fail_after(10):
         while await other.call() is None:  # noqa: ASYNC110
@@ -412,3 +413,30 @@ async def test_a_store_that_does_not_answer_costs_little(own_server: Any, make_s
         assert await one.call() is SUCCESS
         await anyio.sleep(0.01)
     assert anyio.current_time() - began < 2.0 + 200 * 0.005 + 1.0
+
+
+@realtime
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_what_a_server_forgot_when_it_was_started_again_is_told_again(
+    own_server: Any, make_store: Make
+) -> None:
+    one = Process(
+        make_store(own_server, on_store_error="local", timeout=0.3), FAILURE, FAILURE, break_duration=20.0
+    )
+    await one.call()
+    await one.call()
+
+    def known() -> bool:
+        with own_server.admin as admin:
+            return bool(admin.keys("*circuit*"))
+
+    await until(known)
+    await anyio.sleep(0.5)
+    own_server.kill()
+    await anyio.sleep(0.3)
+    own_server.start()
+    with anyio.fail_after(8):
+        while not known():
+            await one.call()
+            await anyio.sleep(0.1)
+    assert one.state is CircuitState.OPEN

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from redis.asyncio.cluster import RedisCluster
 
 from resilient_llm.stores import MemoryStore, RedisStore
 from resilient_llm.testing.stores_leases import LEASE_CHECKS, LeaseCheck
-from tests.stores.cluster import cluster_of_three
+from tests.stores.conftest import on_both
 
 CHECKS = pytest.mark.parametrize("check", LEASE_CHECKS, ids=lambda check: check.__name__)
 
@@ -26,6 +26,7 @@ async def test_the_memory_store_conforms(check: LeaseCheck) -> None:
 @CHECKS
 @pytest.mark.anyio
 @pytest.mark.realtime
+@on_both
 async def test_the_redis_store_conforms(
     check: LeaseCheck, server: Any, make_store: Callable[..., RedisStore]
 ) -> None:
@@ -52,10 +53,10 @@ async def test_it_conforms_over_any_client(
             await client.aclose()
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with cluster_of_three("valkey9", tmp_path_factory.mktemp("cluster")) as nodes:
-        yield nodes[0]
+@pytest.fixture
+def cluster(cluster_of: Callable[[str], Any]) -> Any:
+    """Give one of three servers."""
+    return cluster_of("valkey9")[0]
 
 
 @CHECKS

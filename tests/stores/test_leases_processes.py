@@ -14,6 +14,7 @@ from typing import Any
 import anyio
 import pytest
 
+from benchmarks._children import Watch
 from resilient_llm import Bulkhead, BulkheadFullError, StoreUnavailableError
 from resilient_llm.core.leases import LeaseAnswer, LeaseLimit
 from resilient_llm.stores import RedisStore
@@ -29,7 +30,7 @@ SLOTS = "resilient_llm:{slots:all}:lease:all"
 @pytest.fixture
 def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Start processes that take slots, and end them."""
-    started: list[subprocess.Popen[str]] = []
+    started: list[tuple[subprocess.Popen[str], Watch]] = []
 
     def begin(server: Any, **options: Any) -> subprocess.Popen[str]:
         options = {
@@ -46,13 +47,14 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
             stdout=subprocess.PIPE,
             text=True,
         )
-        started.append(process)
+        started.append((process, Watch(process)))
         assert process.stdout is not None
         assert process.stdout.readline().strip() == "ready"
         return process
 
     yield begin
-    for process in started:
+    for process, watch in started:
+        watch.release()
         process.kill()
         process.communicate()
 
@@ -321,7 +323,7 @@ async def test_through_an_outage_each_process_has_its_share_and_then_all_is_coun
     for store in stores:
         await store.leases.pool("warm", lambda _: None).acquire([LeaseLimit("k", 10)])
     for store in stores:
-        store._presence._beat()
+        store._presence.say()
     await anyio.sleep(0.1)
     assert [store.processes for store in stores] == [2, 2]
     for door, upstream in zip(doors, upstreams, strict=True):

@@ -125,4 +125,7 @@ def held(server: Server, prefix: str) -> float:
     """Say how much of a bucket is held for those in line."""
     with server.admin as admin:
         found = [admin.get(key) for key in admin.keys(f"{prefix}*rate*") if not key.endswith(b":notes")]
-    return struct.unpack("<5d", found[0])[2] if found and found[0] else 0.0
+    if not found or not found[0]:
+        return 0.0
+    _, _, lately, _, _, older, _ = struct.unpack("<7d", found[0])
+    return float(lately + older)

@@ -1,7 +1,7 @@
 """Eight processes, one limit, real servers: never a request too many, hardly one too few.
 
 What was granted is noted by the server in the very script that grants it, with the server's time. By default each
-kind of caller meets two of the servers, and each server one kind; STORE_TESTS=all tries every pair.
+kind of caller meets one of the servers, each of another sort; STORE_TESTS=all tries every pair.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from redis.cluster import RedisCluster
 
-from tests.stores.cluster import cluster_of_three
 from tests.stores.conftest import Server
 from tests.stores.processes import CAPACITY, RATE, Setting, Workers, most_missing, order, used_ratio
 
@@ -28,9 +27,9 @@ SERVERS = (
     "redis7 cluster",
 )
 FEW = {
-    "refused": {"valkey9 RESP3", "redis7 RESP2"},
-    "waiting": {"valkey9 RESP2", "valkey9 cluster"},
-    "settling": {"redis7 RESP3", "redis7 cluster"},
+    "refused": {"valkey9 RESP3"},
+    "waiting": {"redis7 RESP2"},
+    "settling": {"valkey9 cluster"},
 }
 
 
@@ -38,33 +37,21 @@ def pairs(caller: str) -> list[str]:
     return [each for each in SERVERS if os.environ.get("STORE_TESTS") == "all" or each in FEW[caller]]
 
 
-@pytest.fixture(scope="module")
-def setting_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Setting]]:
-    """Start each server once, when somebody asks for it."""
-    started: dict[str, Any] = {}
-    ends: list[Callable[[], object]] = []
-
+@pytest.fixture(scope="session")
+def setting_of(
+    running: Callable[[str], Server], cluster_of: Callable[[str], list[Server]]
+) -> Callable[[str], Setting]:
     def get(name: str) -> Setting:
         kind, how = name.split()
-        which = f"{kind} {how == 'cluster'}"
-        if which not in started and how == "cluster":
-            context = cluster_of_three(kind, tmp_path_factory.mktemp("cluster"))
-            started[which] = context.__enter__()
-            ends.append(lambda: context.__exit__(None, None, None))
-        elif which not in started:
-            server = started[which] = Server(kind, tmp_path_factory.mktemp(kind))
-            ends.append(server.close)
-            server.start()
         if how == "cluster":
-            port = started[which][0].port
+            port = cluster_of(kind)[0].port
             return Setting(
                 f"redis://127.0.0.1:{port}/0", True, lambda: RedisCluster(host="127.0.0.1", port=port)
             )
-        return Setting(f"{started[which].url}?protocol={how[-1]}", False, lambda: started[which].admin)
+        server = running(kind)
+        return Setting(f"{server.url}?protocol={how[-1]}", False, lambda: server.admin)
 
-    yield get
-    for end in ends:
-        end()
+    return get
 
 
 @pytest.fixture(scope="module")

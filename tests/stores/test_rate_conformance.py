@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from redis.asyncio import Redis
 
 from resilient_llm.stores import MemoryStore, RedisStore
 from resilient_llm.testing.stores import RATE_CHECKS, RateCheck
+from tests.stores.conftest import ALL, on_both
 
 CHECKS = pytest.mark.parametrize("check", RATE_CHECKS, ids=lambda check: check.__name__)
 
@@ -24,6 +26,7 @@ async def test_the_memory_store_conforms(check: RateCheck) -> None:
 @CHECKS
 @pytest.mark.anyio
 @pytest.mark.realtime
+@on_both
 async def test_the_redis_store_conforms(
     check: RateCheck, server: Any, make_store: Callable[..., RedisStore]
 ) -> None:
@@ -33,8 +36,9 @@ async def test_the_redis_store_conforms(
 @CHECKS
 @pytest.mark.anyio
 @pytest.mark.realtime
-@pytest.mark.parametrize("protocol", [2, 3])
-@pytest.mark.parametrize("decode", [False, True], ids=["bytes", "text"])
+@pytest.mark.parametrize(
+    ("protocol", "decode"), list(product([2, 3], [False, True])) if ALL else [(2, True), (3, False)]
+)
 async def test_it_conforms_over_any_client(
     check: RateCheck, server: Any, make_store: Callable[..., RedisStore], protocol: int, decode: bool
 ) -> None:

@@ -10,7 +10,9 @@ from typing import Any
 
 import anyio
 import pytest
-from redis.asyncio import Redis
+from redis.asyncio import Redis, RedisCluster
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 
 from resilient_llm import EventLoopError, RateLimit, RateLimitedError, StoreUnavailableError
 from resilient_llm.core.shared_rate import Change, RateCharge, Verdict
@@ -244,7 +246,7 @@ async def test_red_08_a_share_of_the_limit_is_reconciled_when_the_server_is_back
         await each(tenant="a")
     await anyio.sleep(0.05)
     for store in stores:  # hear how many there are
-        store._presence._beat()
+        store._presence.say()
     await anyio.sleep(0.1)
     assert [store.processes for store in stores] == [2, 2]
     own_server.kill()
@@ -293,6 +295,20 @@ async def test_red_10_a_pool_that_is_exhausted_is_waited_for_and_is_no_outage(
             assert "no connection was free" in str(await refuses(impatient, within=0.4))
         assert impatient.guard.closed, "the server did nothing wrong"
     await client.aclose()
+
+
+async def test_red_10_so_are_few_connections_to_each_node_of_a_cluster(
+    cluster_of: Any, make_store: Make
+) -> None:
+    port = cluster_of("valkey9")[0].port
+    async with RedisCluster(
+        host="127.0.0.1", port=port, max_connections=2, retry=Retry(NoBackoff(), 0), reinitialize_steps=0
+    ) as client:
+        store = make_store(client)
+        async with anyio.create_task_group() as group:
+            for _ in range(50):
+                group.start_soon(taken, store)
+        assert (store.guard.closed, store.guard.lost) == (True, 0)
 
 
 async def test_red_11_a_primary_that_became_a_replica_is_a_failure_until_it_is_one_again(
@@ -435,6 +451,47 @@ async def test_the_commands_that_the_docs_name_are_enough(own_server: Any, make_
             assert await left(store) == pytest.approx(999, abs=0.1)
         refused = {entry["object"] for entry in admin.acl_log()}
         assert refused <= {"client|setinfo", "client"}, "which redis-py does without"
+
+
+async def test_each_settlement_while_the_server_is_away_is_told_in_one_for_its_bucket(
+    own_server: Any, make_store: Make
+) -> None:
+    store = make_store(own_server, timeout=0.1)
+    assert await taken(store)
+    own_server.kill()
+    for _ in range(6):
+        await refuses(store)
+    for turn in range(30_000):
+        store.rates.settle("account", [Change("k", 1_000.0, 1e-3, 0.01 if turn % 3 else -0.05)])
+    own_server.start()
+    await works_again(store)
+    await anyio.sleep(0.1)
+    assert store.guard.lost == 0
+    assert await left(store) == pytest.approx(1_000 - 500 + 200 - 1, abs=0.2)
+
+
+async def test_a_store_that_is_asked_again_can_be_closed_with_settlements_left(
+    own_server: Any, make_store: Make
+) -> None:
+    store = make_store(own_server, timeout=0.1)
+    assert await taken(store)
+    own_server.kill()
+    for _ in range(6):
+        await refuses(store)
+    for number in range(3):
+        store.rates.settle(f"account {number}", [Change("k", 1_000.0, 1e-3, -100.0)])
+    own_server.start()
+    # A call finds out that it is back before those who wake to send what is left.
+    store.guard._clock = lambda: time.perf_counter() + 10
+    await works_again(store)
+    with anyio.fail_after(5):
+        await store.aclose()
+    assert store.guard.lost == 0
+    other = make_store(own_server)
+    look = PLENTY._replace(amount=0)
+    for number in range(3):
+        decision = await other.rates.take(f"account {number}", [look])
+        assert decision.levels[0].level == pytest.approx(900, abs=0.1)
 
 
 async def test_another_event_loop_is_told_so() -> None:

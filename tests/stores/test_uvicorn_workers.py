@@ -17,6 +17,7 @@ import anyio
 import httpx
 import pytest
 
+from benchmarks._children import Watch
 from tests.stores.cluster import wait_for
 from tests.stores.conftest import Server, free_port
 from tests.stores.service import QUOTA, SLOTS, WINDOW, WORK
@@ -43,10 +44,12 @@ def service(tmp_path: Path) -> Iterator[str]:
         env=os.environ | {"STORE_URL": store.url},
         start_new_session=True,
     )
+    watch = Watch(process, group=True)
     try:
         wait_for(lambda: is_up(url, process), "the service")
         yield url
     finally:
+        watch.release()
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         store.close()

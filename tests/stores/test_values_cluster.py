@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -13,16 +13,15 @@ from redis.backoff import NoBackoff
 from resilient_llm.stores import RedisStore
 from resilient_llm.testing.stores_circuits import CIRCUIT_CHECKS
 from resilient_llm.testing.stores_values import LEDGER_CHECKS, REPLY_CHECKS
-from tests.stores.cluster import cluster_of_three
+from tests.stores.conftest import Server
 
 CHECKS: list[Callable[[Any], Awaitable[None]]] = [*CIRCUIT_CHECKS, *REPLY_CHECKS, *LEDGER_CHECKS]
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """Give the port of one of three servers."""
-    with cluster_of_three("valkey9", tmp_path_factory.mktemp("cluster")) as nodes:
-        yield nodes[0].port
+@pytest.fixture
+def cluster(cluster_of: Callable[[str], list[Server]]) -> int:
+    """Give one of three servers."""
+    return cluster_of("valkey9")[0].port
 
 
 @pytest.mark.anyio

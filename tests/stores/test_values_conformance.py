@@ -12,6 +12,7 @@ from resilient_llm.policies.ledger import MemoryLedger
 from resilient_llm.policies.reply_store import MemoryReplyStore
 from resilient_llm.stores import MemoryStore, RedisStore
 from resilient_llm.testing.stores_values import LEDGER_CHECKS, REPLY_CHECKS, LedgerCheck, ReplyCheck
+from tests.stores.conftest import on_both
 
 pytestmark = pytest.mark.anyio
 
@@ -35,6 +36,7 @@ async def test_what_is_in_memory_conforms(check: ReplyCheck | LedgerCheck, kind:
 
 @CHECKS
 @pytest.mark.realtime
+@on_both
 async def test_the_redis_store_conforms(
     check: ReplyCheck | LedgerCheck, server: Any, make_store: Callable[..., RedisStore]
 ) -> None:

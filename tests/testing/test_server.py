@@ -108,6 +108,7 @@ async def test_a_connection_that_its_client_has_closed_is_broken_without_complai
     broken = anyio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        assert scope["type"] == "http"
         while (await receive())["type"] != "http.disconnect":
             pass
         await anyio.sleep(0.05)  # by now the socket is closed on this side, too

@@ -1,11 +1,12 @@
 -- What the scripts on rate limits share: a bucket as one string, on the server's clock.
 --
--- Five doubles: what is missing to its capacity, when that was so, what is held for those who wait their turn, until
--- when, and until when nothing is given out. A bucket that misses nothing needs no key: without one it is full.
+-- Seven doubles: what is missing to its capacity, when that was so, what is held for those who wait their turn, until
+-- when, until when nothing is given out, and what is held longer, until when. Places in line are forgotten by
+-- generation: those of the dead go with theirs, while the living keep places in the next. A bucket that misses nothing needs no key: without one it is full.
 local FORGIVEN = 1e-6 -- seconds: no clock here is finer
 local GRACE = 1 -- seconds after which a place in line that nobody came back to is free
 local BROKEN = 60 -- seconds by which no clock that works steps back
-local FORMAT = '<ddddd'
+local FORMAT = '<ddddddd'
 
 local function now(given)
   -- Some managed services refuse TIME in scripts: then it comes from the clients, whose clocks should agree.
@@ -14,29 +15,43 @@ local function now(given)
   return tonumber(time[1]) + tonumber(time[2]) / 1000000
 end
 
+-- Hold so much less: of what was held lately, then of what is older.
+local function free(bucket, amount)
+  local rest = math.max(0, amount - bucket.held)
+  bucket.held = math.max(0, bucket.held - amount)
+  bucket.older = math.max(0, bucket.older - rest)
+end
+
 local function read(raw, rate, clock)
-  local bucket = {rate = rate, missing = 0, held = 0, held_until = 0, paused = 0}
+  local bucket = {rate = rate, missing = 0, held = 0, held_until = 0, paused = 0, older = 0, older_until = 0}
   if not raw then return bucket end
   local updated
-  bucket.missing, updated, bucket.held, bucket.held_until, bucket.paused = struct.unpack(FORMAT, raw)
+  bucket.missing, updated, bucket.held, bucket.held_until, bucket.paused, bucket.older, bucket.older_until =
+    struct.unpack(FORMAT, raw)
   -- A clock that steps back, as after a failover, stands still until it has caught up; one that was wrong does not.
   if updated > clock + BROKEN then updated = clock end
   local elapsed = math.max(0, clock - updated)
   bucket.missing = math.max(0, bucket.missing - elapsed * rate)
   bucket.updated = updated
-  if bucket.held_until < clock then bucket.held = 0 end
+  while bucket.older_until < clock and bucket.held_until > 0 do
+    bucket.older, bucket.older_until = bucket.held, bucket.held_until
+    bucket.held, bucket.held_until = 0, 0
+  end
+  if bucket.older_until < clock then bucket.older = 0 end
   return bucket
 end
 
 local function write(key, bucket, clock)
   local idle = math.max(bucket.missing / bucket.rate, bucket.paused - clock)
   if bucket.held > 0 then idle = math.max(idle, bucket.held_until - clock) end
+  if bucket.older > 0 then idle = math.max(idle, bucket.older_until - clock) end
   if idle <= 0 then
     redis.call('DEL', key)
     return
   end
   local updated = math.max(clock, bucket.updated or 0)
   redis.call('SET', key,
-    struct.pack(FORMAT, bucket.missing, updated, bucket.held, bucket.held_until, bucket.paused),
+    struct.pack(FORMAT, bucket.missing, updated, bucket.held, bucket.held_until, bucket.paused,
+      bucket.older, bucket.older_until),
     'PX', math.ceil(idle * 1000) + 1000)
 end

@@ -17,8 +17,9 @@ for i = 1, #KEYS do
     -- Never further into debt than one capacity.
     bucket.missing = math.min(bucket.missing - back, math.max(bucket.missing, 2 * capacity))
   end
-  bucket.held = math.max(0, bucket.held - freed)
+  free(bucket, freed)
   write(KEYS[i], bucket, clock)
-  reply[i] = struct.pack('<dd', capacity - bucket.missing - bucket.held, math.max(0, bucket.paused - clock))
+  reply[i] = struct.pack('<dd', capacity - bucket.missing - bucket.held - bucket.older,
+    math.max(0, bucket.paused - clock))
 end
 return table.concat(reply)

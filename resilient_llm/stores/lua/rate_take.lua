@@ -16,10 +16,10 @@ for i = 1, #KEYS do
   capacity, rate, amount, mine, own, at = struct.unpack('<ddddd', ARGV[1], at)
   local bucket = read(raw[i], rate, clock)
   bucket.capacity, bucket.amount, bucket.own, bucket.mine = capacity, amount, own == 1, mine
-  local others = math.max(0, bucket.held - mine)
+  free(bucket, mine)
   -- Whoever kept a place does not wait for those behind; a newcomer waits for all who did.
   local ahead = 0
-  if mine == 0 then ahead = others end
+  if mine == 0 then ahead = bucket.held + bucket.older end
   local seconds = 0
   if amount > 0 then
     local level = capacity - bucket.missing
@@ -32,7 +32,6 @@ for i = 1, #KEYS do
   waits[i] = seconds
   if seconds > wait then wait = seconds end
   if bucket.own and seconds > 0 then own_dry = true end
-  bucket.others = others
   buckets[i] = bucket
 end
 local verdict, again = 0, wait
@@ -54,14 +53,14 @@ for i = 1, #KEYS do
       if waits[i] > again then again = waits[i] end
     end
   end
-  bucket.held = bucket.others + keep
   if keep > 0 then
+    bucket.held = bucket.held + keep
     bucket.held_until = math.max(bucket.held_until, clock + waits[i] + GRACE)
   end
   if verdict > 0 or bucket.mine > 0 then
     write(KEYS[i], bucket, clock)
   end
-  reply[i] = struct.pack('<dddd', bucket.capacity - bucket.missing - bucket.held, math.max(0, bucket.paused - clock),
-    waits[i], keep)
+  reply[i] = struct.pack('<dddd', bucket.capacity - bucket.missing - bucket.held - bucket.older,
+    math.max(0, bucket.paused - clock), waits[i], keep)
 end
 return struct.pack('<ddd', verdict, wait, again) .. table.concat(reply)

@@ -1,0 +1,64 @@
+"""`resilient-llm serve`, `check-config` and `config-schema`: the sidecar from the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+
+import click
+
+from resilient_llm.cli.extras import needs_extra
+
+__all__ = ["check_config", "config_schema", "serve"]
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@click.command(short_help="Serve the sidecar: a proxy in front of providers, as a configuration says.")
+@click.option(
+    "--config", "path", type=_FILE, required=True, metavar="FILE", help="The configuration, in TOML."
+)
+def serve(*, path: Path) -> None:
+    """Serve the sidecar until Ctrl-C or SIGTERM; SIGHUP makes it read its configuration again.
+
+    Point the base URL of any client of OpenAI's or Anthropic's API at it. Logs are lines of JSON on standard output.
+    """
+    with needs_extra("sidecar"):
+        from resilient_llm.sidecar.problems import ConfigError  # noqa: PLC0415 - an extra
+        from resilient_llm.sidecar.server import configure_logging, run  # noqa: PLC0415 - an extra
+    configure_logging()
+    try:
+        with needs_extra("sidecar"):
+            asyncio.run(run(path))
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from error
+    except OSError as error:
+        raise click.ClickException(f"cannot listen: {error.strerror}") from error
+
+
+@click.command(short_help="Say what is wrong with a configuration of the sidecar.")
+@click.argument("path", type=_FILE, metavar="FILE")
+@click.option("--no-env", is_flag=True, help="Do not mind environment variables that are not set.")
+def check_config(*, path: Path, no_env: bool) -> None:
+    """Say what is wrong with a configuration, a line for each thing, or what it makes if nothing is.
+
+    The exit code is 1 when something is wrong.
+    """
+    with needs_extra("sidecar"):
+        from resilient_llm.sidecar.check import check  # noqa: PLC0415 - an extra
+        from resilient_llm.sidecar.problems import ConfigError  # noqa: PLC0415 - an extra
+    try:
+        summary = check(path, environ=None if no_env else os.environ)
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(summary)
+
+
+@click.command(short_help="Print the JSON schema of the sidecar's configuration.")
+def config_schema() -> None:
+    """Print the JSON schema of the sidecar's configuration, for editors."""
+    with needs_extra("sidecar"):
+        from resilient_llm.sidecar.config import Config  # noqa: PLC0415 - an extra
+    click.echo(json.dumps(Config.model_json_schema(), indent=2))

@@ -1,0 +1,134 @@
+"""The sidecar as an ASGI app: requests come in, one setup answers them, and another can take its place.
+
+Which setup answers is decided when a request comes in, and holds until it is answered. Sockets, signals and files are
+the server's.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import anyio
+from starlette.types import Message, Receive, Scope, Send
+
+from resilient_llm.sidecar.access_log import Entry
+from resilient_llm.sidecar.build import Setup, build
+from resilient_llm.sidecar.exchange import CutShortError, Exchange
+from resilient_llm.sidecar.inbound import ClientGoneError
+from resilient_llm.sidecar.refusal import RefusedError, plain, refusal
+
+if TYPE_CHECKING:
+    from resilient_llm.sidecar.config import Config
+    from resilient_llm.sidecar.engine import Engine
+    from resilient_llm.telemetry import Telemetry
+
+__all__ = ["Sidecar"]
+
+logger = logging.getLogger("resilient_llm")
+
+_PROBES = frozenset({"/healthz", "/readyz"})
+
+
+class Sidecar:
+    """Answer requests as a configuration says.
+
+    `engine` carries what goes to providers, and is closed by `aclose`. Raises `ConfigError` for a configuration that
+    cannot work.
+    """
+
+    def __init__(self, config: Config, engine: Engine, *, telemetry: Telemetry | None = None) -> None:
+        self._engine = engine
+        self._telemetry = telemetry
+        self.setup = build(config, engine, telemetry=telemetry)
+        self._retired: list[Setup] = []
+        self.draining = False
+        """Whether it is about to stop, and should get no new requests."""
+
+    async def reload(self, config: Config) -> None:
+        """Answer from now on as another configuration says; what is under way ends as it began.
+
+        Raises `ConfigError`, and changes nothing, when that one cannot work.
+        """
+        before = self.setup
+        after = build(config, self._engine, telemetry=self._telemetry, previous=before)
+        self.setup, before.successor, before.retired = after, after, True
+        self._retired.append(before)
+        await self._dispose()
+
+    async def aclose(self) -> None:
+        """Close connections and stores."""
+        for setup in (*self._retired, self.setup):
+            await setup.aclose()
+        self._retired.clear()
+        await self._engine.aclose()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] == "http":
+            if scope["path"] in _PROBES:
+                await self._probe(scope, send)
+            else:
+                await self._answer(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.close", "code": 1003})
+        elif scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        setup = self.setup
+        setup.running += 1
+        entry = Entry(scope["method"], scope["headers"])
+        started = False
+
+        async def sending(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await Exchange(setup, scope, receive, sending, entry).answer()
+        except (ClientGoneError, OSError):
+            entry.left = True
+        except CutShortError:
+            entry.failed("cut_short")
+            raise
+        except Exception:
+            logger.exception("request %s met a defect", entry.request_id)
+            entry.failed("internal_error")
+            if started:
+                raise
+            error = RefusedError(500, "internal_error", "Something broke in the sidecar.")
+            for message in refusal(error, entry.path, scope["method"], []):
+                await send(message)
+        finally:
+            setup.running -= 1
+            if setup.config.server.access_log:
+                entry.write()
+            if setup.retired and not setup.running:
+                with anyio.CancelScope(shield=True):
+                    await self._dispose()
+
+    async def _dispose(self) -> None:
+        """Close what belonged to setups that nothing runs under any more."""
+        for setup in [setup for setup in self._retired if not setup.running]:
+            self._retired.remove(setup)
+            setup.successor = self.setup  # what that one has taken over, whoever came in between
+            await setup.aclose()
+
+    async def _probe(self, scope: Scope, send: Send) -> None:
+        ready = scope["path"] == "/healthz" or not self.draining
+        status, word = (200, b"ok\n") if ready else (503, b"draining\n")
+        for message in plain(status, word, [(b"content-type", b"text/plain")], scope["method"]):
+            await send(message)
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        while True:
+            message = await receive()
+            if message["type"] == "lifespan.startup":
+                await send({"type": "lifespan.startup.complete"})
+            else:
+                await self.aclose()
+                await send({"type": "lifespan.shutdown.complete"})
+                return

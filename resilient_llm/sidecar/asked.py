@@ -1,0 +1,163 @@
+"""What a request asks for, and whether whoever asks may.
+
+Goes by the configuration alone: nothing is sent, and nothing of the body read, before it is clear who asks. Whether
+there is room for the call is for the policies to say.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING
+
+import anyio
+from starlette.types import Scope
+
+from resilient_llm.core.json_member import with_member
+from resilient_llm.message import Headers, header
+from resilient_llm.sidecar.headers import for_provider
+from resilient_llm.sidecar.inbound import Inbound, safe_path, safe_query
+from resilient_llm.sidecar.refusal import RefusedError
+
+if TYPE_CHECKING:
+    from resilient_llm.client import ClientDoor
+    from resilient_llm.sidecar.browser import Browser
+    from resilient_llm.sidecar.build import Setup
+    from resilient_llm.sidecar.tables import Tenant
+
+__all__ = ["ROUTES", "Asked", "deadline_in", "is_list"]
+
+ROUTES = frozenset(
+    {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/embeddings",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/v1/responses",
+    }
+)
+"""What goes through all policies, to a target that answers for the model."""
+
+_MODELS = "/v1/models"
+_METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
+_HOST = b"sidecar.invalid"
+_ORIGIN = f"http://{_HOST.decode()}"
+"""Where requests would go without a target: nowhere, so that none of them keeps the client's credentials."""
+_OF_THE_BYTES = frozenset({b"content-digest", b"content-length", b"content-md5", b"digest"})
+
+
+class Asked:
+    """Read a request under a configuration; each method raises `RefusedError` for what may not be."""
+
+    def __init__(self, setup: Setup, scope: Scope, browser: Browser) -> None:
+        self._setup = setup
+        self._scope = scope
+        self._headers: Headers = scope["headers"]
+        self._method: str = scope["method"]
+        self._browser = browser
+        self._raw: bytes = scope.get("raw_path") or scope["path"].encode("latin-1", "replace")
+        self.shown: str = self._raw.decode("ascii", "replace")
+        """The path, for the log."""
+        self.tenant_name: str | None = None
+
+    def path(self) -> str:
+        """Give the path."""
+        path = self.shown
+        if path not in ROUTES:
+            path = safe_path(self._raw)
+        if self._method not in _METHODS:
+            raise _by("POST", "This method is not allowed here.")
+        return path
+
+    def tenant(self) -> Tenant | None:
+        """Find out who asks; `None` where there are no tenants."""
+        tenants = self._setup.config.tenants
+        if not tenants:
+            self._browser.check()
+            return None
+        name = self.tenant_name = self._setup.keys.tenant_of(self._headers)
+        if name is None:
+            raise RefusedError(
+                401, "invalid_api_key", "No valid API key was given.", [(b"www-authenticate", b"Bearer")]
+            )
+        return tenants[name]
+
+    def door(self, path: str, tenant: Tenant | None) -> tuple[ClientDoor, str | None]:
+        """Give the door that leads to what is asked for, and the target where it is named."""
+        if path in ROUTES:
+            if self._method != "POST":
+                raise _by("POST, OPTIONS", "Ask here by POST.")
+            return self._setup.door, None
+        if is_list(path):
+            return self._setup.door, None
+        name = path[1:].partition("/")[0]
+        door = self._setup.passthrough.get(name)
+        if door is None or not (tenant is None or tenant.may_pass_through):
+            raise RefusedError(404, "not_found", "There is nothing here.")
+        return door, name
+
+    def request(self, path: str, body: bytes) -> Inbound:
+        """Make the request that goes on."""
+        query = safe_query(self._scope["query_string"])
+        name, _, rest = path[1:].partition("/")
+        if name in self._setup.passthrough:
+            path = f"/{rest}"
+        sends_body = bool(body) or self._method in ("POST", "PUT", "PATCH")
+        headers = for_provider(self._headers, _HOST, len(body) if sends_body else None)
+        if header(self._headers, b"content-encoding") is not None:  # it has been undone
+            headers = [
+                one
+                for one in headers
+                if one[0] == b"content-length" or one[0] not in _OF_THE_BYTES | {b"content-encoding"}
+            ]
+        url = f"{_ORIGIN}{path}?{query}" if query else f"{_ORIGIN}{path}"
+        return Inbound(self._method, url, headers, body)
+
+    def model(self, request: Inbound) -> str:
+        """Give the model that a body asks for."""
+        wide = (
+            b"\0" in (request.body or b"")[:4]
+        )  # UTF-16 and UTF-32, which parsers take and JSON does not allow
+        model = None if wide else request.json.get("model")
+        if not isinstance(model, str) or not model:
+            why = "The body has to be a JSON object with a model, a string."
+            raise RefusedError(400, "invalid_request_error", why)
+        return model
+
+    def check_model(self, request: Inbound, tenant: Tenant | None) -> None:
+        """Make sure that the tenant may ask for the model, and that the body asks for no other."""
+        if tenant is None or tenant.models is None:
+            return
+        model = self.model(request)
+        if model not in tenant.models:
+            raise RefusedError(404, "model_not_found", "This model does not exist, or is not for you.")
+        # Of several members of this name a provider may take another than the one that was looked at.
+        body = request.body or b""
+        request.body = with_member(body, "model", json.dumps(model).encode())
+        if request.body != body:
+            size = (b"content-length", str(len(request.body)).encode())
+            request.headers = [*(one for one in request.headers if one[0] not in _OF_THE_BYTES), size]
+
+
+def is_list(path: str) -> bool:
+    """Tell whether a path is that of the list of models, or of one of them."""
+    return path == _MODELS or path.startswith(f"{_MODELS}/")
+
+
+def deadline_in(headers: Headers) -> float:
+    """Give the end of the seconds that the client allows, on `anyio.current_time()`'s clock; infinity without any."""
+    asked = header(headers, b"x-request-timeout")
+    if asked is None:
+        return math.inf
+    try:
+        seconds = float(asked[:32])
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise RefusedError(400, "invalid_timeout", "x-request-timeout has to be seconds above 0.")
+    return anyio.current_time() + seconds
+
+
+def _by(methods: str, message: str) -> RefusedError:
+    return RefusedError(405, "method_not_allowed", message, [(b"allow", methods.encode())])

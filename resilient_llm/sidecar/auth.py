@@ -1,0 +1,64 @@
+"""Whose key a request has.
+
+Keys are known by their hashes only. What a tenant may do is the configuration's and the policies' to say.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Mapping
+
+from resilient_llm.message import Headers
+
+__all__ = ["TenantKeys", "keys_in", "same_secret"]
+
+_KEY_HEADERS = frozenset({b"x-api-key", b"api-key"})
+_MAX_KEY = 4096
+
+
+class TenantKeys:
+    """Find the tenant that a key belongs to.
+
+    What is looked up is an HMAC of the key's SHA-256 under a secret of this process: how long a look-up takes tells
+    nothing about keys, since nobody outside can choose, or know, what is compared.
+    """
+
+    def __init__(self, hashes: Mapping[bytes, str]) -> None:
+        self._secret = secrets.token_bytes(32)
+        self._tenants = {self._mac(digest): tenant for digest, tenant in hashes.items()}
+
+    def __len__(self) -> int:
+        return len(self._tenants)
+
+    def tenant_of(self, headers: Headers) -> str | None:
+        """Give the tenant of a request; `None` without a key, with one that nobody has, and with several."""
+        keys = keys_in(headers)
+        if len(keys) != 1:
+            return None
+        return self._tenants.get(self._mac(hashlib.sha256(keys.pop()).digest()))
+
+    def _mac(self, digest: bytes) -> bytes:
+        return hmac.digest(self._secret, digest, "sha256")
+
+
+def keys_in(headers: Headers) -> set[bytes]:
+    """Give the keys that a request shows, wherever SDKs put them: as a bearer, in x-api-key, in api-key."""
+    keys: set[bytes] = set()
+    for name, value in headers:
+        if name == b"authorization":
+            scheme, _, key = value.partition(b" ")
+            if scheme.lower() == b"bearer":
+                keys.add(key.strip()[:_MAX_KEY])
+        elif name in _KEY_HEADERS:
+            keys.add(value.strip()[:_MAX_KEY])
+    keys.discard(b"")
+    return keys
+
+
+def same_secret(keys: set[bytes], expected: str) -> bool:
+    """Tell, in a time that says nothing, whether the one key that is shown is the expected one."""
+    shown = next(iter(keys)) if len(keys) == 1 else b""
+    found = hashlib.sha256(shown).digest()
+    return hmac.compare_digest(found, hashlib.sha256(expected.encode()).digest())

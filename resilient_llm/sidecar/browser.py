@@ -1,0 +1,49 @@
+"""Pages in browsers, which may ask only from origins that are allowed (the CORS protocol).
+
+Nothing is allowed unless the configuration says so. Programs have no origin, and nothing here is about them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from resilient_llm.message import Headers, header
+from resilient_llm.sidecar.refusal import RefusedError
+
+__all__ = ["Browser"]
+
+
+class Browser:
+    """Say what a page of the origin in `headers`, if there is one, may do."""
+
+    def __init__(self, headers: Headers, allowed: Collection[str]) -> None:
+        self._origin = header(headers, b"origin")
+        self._allowed = self._origin is not None and self._origin.decode("latin-1") in allowed
+
+    def check(self) -> None:
+        """Raise `RefusedError` for a page that may not ask: one in a browser on this machine reaches loopback, too."""
+        if self._origin is not None and not self._allowed:
+            raise _refused()
+
+    def headers(self) -> Headers:
+        """Give the headers that let the page read a response."""
+        if self._origin is None or not self._allowed:
+            return []
+        return [(b"access-control-allow-origin", self._origin), (b"vary", b"origin")]
+
+    def preflight(self, headers: Headers) -> Headers:
+        """Give the headers that answer OPTIONS, be it a browser's question or anybody's."""
+        answer: Headers = [(b"allow", b"GET, HEAD, POST, OPTIONS")]
+        if header(headers, b"access-control-request-method") is None:
+            return answer
+        if not self._allowed:
+            raise _refused()
+        answer += [(b"access-control-allow-methods", b"GET, POST"), (b"access-control-max-age", b"600")]
+        asked = header(headers, b"access-control-request-headers")
+        if asked is not None and asked.translate(None, b"-, _").isalnum():
+            answer.append((b"access-control-allow-headers", asked))
+        return answer
+
+
+def _refused() -> RefusedError:
+    return RefusedError(403, "origin_not_allowed", "Pages of this origin may not ask here.")

@@ -1,0 +1,257 @@
+"""One request on its way through the sidecar: carried to a door, and answered.
+
+A client that leaves ends the call. Who may ask for what is `asked`'s to say, and what the call goes through on the way
+the door's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING
+
+import anyio
+from opentelemetry import context as otel_context
+from opentelemetry import propagate
+from starlette.types import Message, Receive, Scope, Send
+
+from resilient_llm.context import Ambient, current
+from resilient_llm.message import Headers, header
+from resilient_llm.providers import classify_exception
+from resilient_llm.sidecar.asked import ROUTES, Asked, deadline_in, is_list
+from resilient_llm.sidecar.browser import Browser
+from resilient_llm.sidecar.headers import for_client
+from resilient_llm.sidecar.inbound import Inbound, read_body
+from resilient_llm.sidecar.masked import without_secrets
+from resilient_llm.sidecar.models import model_list
+from resilient_llm.sidecar.refusal import RefusedError, dated, plain, refusal
+
+if TYPE_CHECKING:
+    from contextvars import Token
+
+    from opentelemetry.context import Context
+
+    from resilient_llm.call import Call, CallNext
+    from resilient_llm.client import ClientDoor
+    from resilient_llm.message import ByteStream, Reply
+    from resilient_llm.sidecar.access_log import Entry
+    from resilient_llm.sidecar.build import Setup
+    from resilient_llm.sidecar.tables import Tenant
+
+__all__ = ["CutShortError", "Exchange", "witness"]
+
+logger = logging.getLogger("resilient_llm")
+
+_LAST_WORD = 1.0
+_EVENTS = b"text/event-stream"
+
+
+class CutShortError(Exception):
+    """A reply that broke off after it had begun: all that is left is to break off this side, too."""
+
+
+def witness(call: Call, call_next: CallNext) -> Awaitable[Reply]:
+    """Note the call on the request that it was made of: a policy that stands outermost and does nothing else."""
+    request = call.request
+    if isinstance(request, Inbound):
+        request.call = call
+    return call_next(call)
+
+
+class Exchange:
+    """Answer one request under a configuration, and fill in the entry for it."""
+
+    def __init__(self, setup: Setup, scope: Scope, receive: Receive, send: Send, entry: Entry) -> None:
+        self._setup = setup
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._entry = entry
+        self._headers: Headers = scope["headers"]
+        self._method: str = scope["method"]
+        self._browser = Browser(self._headers, setup.config.server.cors_origins)
+        self._complete = False
+
+    async def answer(self) -> None:
+        """Answer the request, whatever it is.
+
+        Raises `CutShortError` for a reply that broke off, and `ClientGoneError`.
+        """
+        try:
+            await self._answer()
+        except RefusedError as error:
+            self._entry.refused(error.status, error.code)
+            headers = error.headers
+            if self._has_large_body():
+                headers = [(b"connection", b"close"), *(h for h in headers if h[0] != b"connection")]
+            error.headers = headers
+            await self._say(*refusal(error, self._entry.path, self._method, self._own_headers()))
+
+    async def _answer(self) -> None:
+        asked = Asked(self._setup, self._scope, self._browser)
+        self._entry.path = asked.shown
+        path = asked.path()
+        if self._method == "OPTIONS":
+            await self._options()
+            return
+        tenant = asked.tenant()
+        self._entry.tenant = asked.tenant_name
+        if is_list(path) and self._setup.models:
+            await self._list_models(path, tenant)
+            return
+        door, self._entry.target = asked.door(path, tenant)
+        server = self._setup.config.server
+        body = await read_body(
+            self._receive, self._headers, max_size=server.max_body, patience=server.body_timeout
+        )
+        request = asked.request(path, body)
+        if path in ROUTES:
+            self._entry.model = asked.model(request)
+            asked.check_model(request, tenant)
+        await self._carry(door, request, asked.tenant_name, tenant)
+
+    async def _carry(
+        self, door: ClientDoor, request: Inbound, name: str | None, tenant: Tenant | None
+    ) -> None:
+        """Carry the request through the door while listening for the client's leaving."""
+        deadline = deadline_in(self._headers)
+        trace = _continue_trace(self._headers)
+        inherited = current.set(
+            Ambient(
+                tenant=name,
+                priority=0 if tenant is None else tenant.priority,
+                purpose=None if tenant is None else tenant.purpose,
+                deadline=deadline,
+            )
+        )
+        failure: BaseException | None = None
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._listen, tasks.cancel_scope)
+                try:
+                    await self._relay(door, request)
+                except anyio.get_cancelled_exc_class():
+                    raise
+                except BaseException as error:  # noqa: BLE001 - raised again below, outside the group
+                    failure = error
+                tasks.cancel_scope.cancel()
+        finally:
+            current.reset(inherited)
+            if trace is not None:
+                otel_context.detach(trace)
+            self._entry.ended(request.call)
+        if failure is not None:
+            try:
+                raise failure
+            finally:
+                del failure  # or its traceback and this frame would hold each other
+
+    async def _relay(self, door: ClientDoor, request: Inbound) -> None:
+        try:
+            reply = await door.handle(request)
+        except Exception as error:
+            if classify_exception(error) is None:
+                raise  # a defect, and none of the network's
+            logger.warning("no reply for request %s: %s", self._entry.request_id, type(error).__name__)
+            raise RefusedError(502, "bad_gateway", "The provider could not be reached.") from None
+        try:
+            await self._send_reply(reply, request)
+        finally:
+            with anyio.CancelScope(shield=True, deadline=anyio.current_time() + _LAST_WORD):
+                await reply.stream.aclose()
+
+    async def _send_reply(self, reply: Reply, request: Inbound) -> None:
+        status = reply.status
+        if not 200 <= status <= 599:
+            raise RefusedError(502, "bad_gateway", "The provider's reply is none that could be passed on.")
+        if status == 401:
+            # Who asks has shown a key that is right; that the one of this side is not is nothing they can mend.
+            raise RefusedError(
+                502, "provider_credentials", "The provider refused the credentials of the sidecar."
+            )
+        kind = header(reply.headers, b"content-type") or b""
+        bodiless = self._method == "HEAD" or status in (204, 304)
+        # A stream of events may have become shorter or longer on its way: one more event, or one less.
+        headers = for_client(reply.headers, sized=status != 204 and not kind.lower().startswith(_EVENTS))
+        stream: ByteStream = reply.stream
+        if status >= 400 and not bodiless:
+            try:
+                stream, headers = await without_secrets(stream, headers, self._setup.secrets)
+            except Exception as error:
+                raise RefusedError(502, "bad_gateway", "The provider's error broke off.") from error
+        self._entry.replied(status, headers)
+        headers += self._own_headers()
+        headers += self._rate_limits(request, headers)
+        if header(headers, b"date") is None:
+            headers.append(dated())
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        chunks = stream.__aiter__()
+        while True:
+            try:
+                chunk = await anext(chunks)
+            except StopAsyncIteration:
+                break
+            except Exception as error:
+                raise CutShortError from error
+            if chunk and not bodiless:
+                await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+        self._complete = True
+        await self._send({"type": "http.response.body", "body": b""})
+
+    def _rate_limits(self, request: Inbound, headers: Headers) -> Headers:
+        limits = self._setup.limits_of(self._entry.tenant)
+        return [] if limits is None or request.call is None else limits(request.call, headers)
+
+    async def _listen(self, scope: anyio.CancelScope) -> None:
+        """Wait for the client to leave; after the last of the response that says only that it is over."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        if not self._complete:
+            self._entry.left = True
+            scope.cancel()
+
+    async def _list_models(self, path: str, tenant: Tenant | None) -> None:
+        if self._method not in ("GET", "HEAD"):
+            raise RefusedError(
+                405, "method_not_allowed", "Ask here by GET.", [(b"allow", b"GET, HEAD, OPTIONS")]
+            )
+        names = self._setup.models
+        if tenant is not None and tenant.models is not None:
+            names = [name for name in names if name in tenant.models]
+        anthropic = header(self._headers, b"anthropic-version") is not None
+        body = model_list(names, path.removeprefix("/v1/models").removeprefix("/"), anthropic=anthropic)
+        if body is None:
+            raise RefusedError(404, "model_not_found", "This model does not exist, or is not for you.")
+        self._entry.replied(200, [])
+        await self._say(
+            *plain(200, body, [(b"content-type", b"application/json"), *self._own_headers()], self._method)
+        )
+
+    async def _options(self) -> None:
+        """Answer a browser that asks whether it may, and anybody who asks what can be done."""
+        headers = self._browser.preflight(self._headers)
+        self._entry.replied(204, [])
+        await self._say(*plain(204, b"", [*headers, *self._own_headers()], "OPTIONS"))
+
+    def _own_headers(self) -> Headers:
+        request_id = (b"x-resilient-llm-request-id", self._entry.request_id.encode())
+        return [request_id, *self._browser.headers()]
+
+    def _has_large_body(self) -> bool:
+        size = header(self._headers, b"content-length")
+        chunked = header(self._headers, b"transfer-encoding") is not None
+        return chunked or (size is not None and len(size) > 5)
+
+    async def _say(self, *messages: Message) -> None:
+        for message in messages:
+            await self._send(message)
+
+
+def _continue_trace(headers: Headers) -> Token[Context] | None:
+    """Make the call a part of the trace that the client has begun."""
+    carrier = {
+        name.decode("latin-1"): value.decode("latin-1")
+        for name, value in headers
+        if name in (b"traceparent", b"tracestate")
+    }
+    return otel_context.attach(propagate.extract(carrier)) if carrier else None

@@ -1,0 +1,140 @@
+"""What a client sends, read and checked before anything is done for it.
+
+One reader of the server's `receive`, bounded in size and time. What a request is for, and who it is from, is decided
+elsewhere.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+from urllib.parse import unquote_to_bytes
+
+import anyio
+from starlette.types import Receive
+
+from resilient_llm.message import Headers, Request, header
+from resilient_llm.providers import ContentDecoder
+from resilient_llm.sidecar.refusal import RefusedError
+
+if TYPE_CHECKING:
+    from resilient_llm.call import Call
+
+__all__ = ["ClientGoneError", "Inbound", "read_body", "safe_path", "safe_query"]
+
+_PATH = re.compile(rb"/(?:[A-Za-z0-9._~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2})*")
+_QUERY = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+,;=:@/?\[\]|-]|%[0-9A-Fa-f]{2})*")
+_NOT_IN_A_SEGMENT = re.compile(rb"[\x00-\x1f\x7f/\\]")
+_ENCODINGS = frozenset({b"gzip", b"x-gzip", b"deflate", b"br", b"zstd", b"identity", b""})
+
+
+class Inbound(Request):
+    """A request of a client, which knows the call that was made of it."""
+
+    __slots__ = ("call",)
+
+    def __init__(self, method: str, url: str, headers: Headers, body: bytes) -> None:
+        super().__init__(method, url, headers, body)
+        self.call: Call | None = None
+
+
+class ClientGoneError(Exception):
+    """The client left while it sent its request."""
+
+
+async def read_body(receive: Receive, headers: Headers, *, max_size: int, patience: float) -> bytes:
+    """Read all of a body, and undo its encoding.
+
+    Raises `RefusedError`: 413 for more than `max_size` bytes, as they come or decoded, 408 when the next part does not
+    come in `patience` seconds, 415 for an unknown encoding, 400 for a wrong one; and `ClientGoneError`.
+    """
+    declared = header(headers, b"content-length")
+    if declared is not None and declared.isdigit() and int(declared[:20]) > max_size:
+        raise _too_large(max_size)
+    decoder = _decoder(headers, max_size)
+    chunks: list[bytes] = []
+    size = 0
+    more = True
+    while more:
+        with anyio.move_on_after(patience) as late:
+            message = await receive()
+        if late.cancelled_caught:
+            raise RefusedError(
+                408, "request_timeout", "The body of the request did not come in time.", _CLOSE
+            )
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        chunk: bytes = message.get("body", b"")
+        more = message.get("more_body", False)
+        if decoder is not None and chunk:
+            chunk = decoder.feed(chunk)
+            if decoder.false:
+                raise RefusedError(400, "invalid_encoding", "The body is not what its content-encoding says.")
+            if decoder.blind:
+                raise _too_large(max_size)
+        size += len(chunk)
+        if size > max_size:
+            raise _too_large(max_size)
+        chunks.append(chunk)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def safe_path(raw: bytes) -> str:
+    """Give a path of plain segments; raises `RefusedError` for any that could be taken for another."""
+    segments = raw.split(b"/")[1:]
+    if _PATH.fullmatch(raw) is None or any(_is_trick(segment) for segment in segments[:-1]):
+        raise _bad_path()
+    if segments[-1] and _is_trick(segments[-1]):
+        raise _bad_path()
+    return raw.decode("ascii")
+
+
+def safe_query(raw: bytes) -> str:
+    """Give a query; raises `RefusedError` for what is none."""
+    if _QUERY.fullmatch(raw) is None:
+        raise RefusedError(400, "invalid_query", "The query of the request has characters that no URL has.")
+    return raw.decode("ascii")
+
+
+def _is_trick(segment: bytes) -> bool:
+    decoded = segment
+    for _ in range(3):  # %252e: some decode twice
+        if decoded in (b"", b".", b"..") or _NOT_IN_A_SEGMENT.search(decoded):
+            return True
+        again = unquote_to_bytes(decoded)
+        if again == decoded:
+            return False
+        decoded = again
+    return True
+
+
+def _decoder(headers: Headers, max_size: int) -> ContentDecoder | None:
+    values = [value for name, value in headers if name == b"content-encoding"]
+    if not values:
+        return None
+    tokens = [token.strip().lower() for token in b",".join(values).split(b",")]
+    unsupported = RefusedError(
+        415,
+        "unsupported_encoding",
+        "This content-encoding is not supported.",
+        [(b"accept-encoding", b"gzip, deflate")],
+    )
+    if not _ENCODINGS.issuperset(tokens):
+        raise unsupported
+    decoder = ContentDecoder(headers, max_size=max_size)
+    if decoder.blind:
+        raise unsupported
+    return None if decoder.identity else decoder
+
+
+_CLOSE: Headers = [(b"connection", b"close")]
+
+
+def _too_large(max_size: int) -> RefusedError:
+    return RefusedError(
+        413, "request_too_large", f"The body of the request has more than {max_size} bytes.", _CLOSE
+    )
+
+
+def _bad_path() -> RefusedError:
+    return RefusedError(400, "invalid_path", "The path of the request is not one that can be passed on.")

@@ -1,0 +1,92 @@
+"""Where a sidecar's spans and metrics go: OpenTelemetry's SDK, set up from a configuration, once a process.
+
+What is recorded is the library's to say. The SDK and its exporters are extras, loaded on use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from resilient_llm.telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.metrics.export import MetricReader
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+
+    from resilient_llm.sidecar.config import Config
+
+__all__ = ["Observability", "observe"]
+
+
+class Observability(NamedTuple):
+    """Hold what records calls, what writes the metrics down, and what sends the rest of the spans at the end."""
+
+    telemetry: Telemetry | None
+    metrics: Callable[[], tuple[bytes, str]] | None
+    """Gives metrics in the text format of Prometheus, and its content type."""
+    shutdown: Callable[[], None]
+
+
+def observe(config: Config) -> Observability:
+    """Set up what a configuration asks for. Raises `ModuleNotFoundError` without the packages for it."""
+    options = config.telemetry
+    if not options.prometheus and options.otlp_endpoint is None:
+        return Observability(None, None, _nothing)
+    from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415 - an extra
+    from opentelemetry.sdk.resources import Resource  # noqa: PLC0415 - an extra
+
+    resource = Resource.create({"service.name": options.service_name})
+    closing: list[Callable[[], None]] = []
+    readers: list[MetricReader] = []
+    metrics: Callable[[], tuple[bytes, str]] | None = None
+    traces: TracerProvider | None = None
+    if options.prometheus:
+        reader, metrics = _prometheus()
+        readers.append(reader)
+    if options.otlp_endpoint is not None:
+        traces = _otlp_traces(options.otlp_endpoint, resource, options.sample_ratio)
+        closing.append(traces.shutdown)
+    meters = MeterProvider(readers, resource)
+    closing.append(meters.shutdown)
+    telemetry = Telemetry(
+        tracer_provider=traces,
+        meter_provider=meters,
+        semconv=options.semconv,
+        record_tenant=options.record_tenant,
+        models=sorted({*config.models, *config.tiers}) or None,
+        tenants=sorted(config.tenants) if options.tenants_in_metrics else None,
+    )
+
+    def shutdown() -> None:
+        for close in closing:
+            close()
+
+    return Observability(telemetry, metrics, shutdown)
+
+
+def _prometheus() -> tuple[MetricReader, Callable[[], tuple[bytes, str]]]:
+    from opentelemetry.exporter.prometheus import PrometheusMetricReader  # noqa: PLC0415 - an extra
+    from prometheus_client import CollectorRegistry, generate_latest  # noqa: PLC0415 - an extra
+    from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4  # noqa: PLC0415 - an extra
+
+    registry = CollectorRegistry()
+    reader = PrometheusMetricReader(scope_info_enabled=False, registry=registry)
+    return reader, lambda: (generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4)
+
+
+def _otlp_traces(endpoint: str, resource: Resource, sample_ratio: float) -> TracerProvider:
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 - an extra
+    from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415 - an extra
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415 - an extra
+    from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio  # noqa: PLC0415 - an extra
+
+    provider = TracerProvider(sampler=ParentBasedTraceIdRatio(sample_ratio), resource=resource)
+    exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    return provider
+
+
+def _nothing() -> None:
+    pass

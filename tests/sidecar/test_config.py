@@ -1,0 +1,340 @@
+"""Configurations: what is wrong is named with its place, what is right makes what it says."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from resilient_llm import AttemptTimeout, CircuitBreaker, ConcurrencyLimit, RateLimit
+from resilient_llm.sidecar import Config, ConfigError, load, parse
+from resilient_llm.sidecar.check import check
+from resilient_llm.sidecar.config import key_hashes
+from resilient_llm.sidecar.parts import Parts
+from resilient_llm.sidecar.targets import Targets
+from resilient_llm.sidecar.toml_lines import lines_of
+
+EXAMPLES = Path("examples/gateway")
+TARGET = '[targets.main]\nurl = "http://localhost:8000/v1"\n'
+
+ERRORS = {
+    "a table is misspelled": (
+        TARGET + "[tenents.a]",
+        "3: tenents: unknown key; allowed are",
+        "did you mean tenants?",
+    ),
+    "a key is misspelled": (
+        TARGET + "wieght = 2",
+        "3: targets.main.wieght: unknown key",
+        "did you mean weight?",
+    ),
+    "a preset is misspelled": (
+        '[targets.main]\npreset = "opnai"',
+        '2: targets.main.preset = "opnai": allowed are anthropic, ',
+        "did you mean openai?",
+    ),
+    "no targets": ("[server]\nport = 1", "targets: is missing"),
+    "a target is nowhere": (
+        "[targets.main]\nweight = 2",
+        "1: targets.main = {weight}: a target needs a url, or a preset",
+    ),
+    "a preset without a URL": ('[targets.a]\npreset = "azure"', "1: targets.a: preset azure needs the url"),
+    "a port out of range": (
+        TARGET + "[server]\nport = 99999",
+        "4: server.port = 99999: allowed are numbers up to 65535",
+    ),
+    "a string for a number": (TARGET + 'weight = "2"', '3: targets.main.weight = "2": allowed are numbers'),
+    "a float for a count": (
+        TARGET + "[retry]\nmax_attempts = 2.5",
+        "4: retry.max_attempts = 2.5: allowed are whole numbers",
+    ),
+    "a number for a switch": (
+        TARGET + "passthrough = 1",
+        "3: targets.main.passthrough = 1: allowed are true and false",
+    ),
+    "infinity": (TARGET + "[server]\ndeadline = inf", "4: server.deadline = inf: allowed are finite numbers"),
+    "zero seconds": (
+        TARGET + "[server]\ndeadline = 0",
+        "4: server.deadline = 0: allowed are numbers above 0",
+    ),
+    "a balancer that is none": (
+        TARGET + '[routing]\nbalancer = "round_robin"',
+        '4: routing.balancer = "round_robin": allowed are cheapest, ',
+    ),
+    "a model without targets": (
+        TARGET + "[models.fast]\ntargets = []",
+        "4: models.fast.targets = []: allowed are entries from 1",
+    ),
+    "a model of a target that is not": (
+        TARGET + '[models.fast]\ntargets = ["mian/gpt"]',
+        '4: models.fast.targets[0] = "mian": allowed are main; did you mean main?',
+    ),
+    "a fallback that is not": (
+        TARGET + '[models.fast]\ntargets = "main"\nfallbacks = ["smart"]',
+        '5: models.fast.fallbacks = "smart": allowed are none',
+    ),
+    "a tenant's model that is not": (
+        TARGET + '[models.fast]\ntargets = "main"\n[tenants.a]\nkey_env = "A"\nmodels = ["fats"]',
+        '7: tenants.a.models = "fats": allowed are fast; did you mean fast?',
+    ),
+    "a tier of a model that is not": (
+        TARGET + '[models.fast]\ntargets = "main"\n[tiers.auto]\ntiers = [{model = "slow"}]',
+        '6: tiers.auto.tiers[0].model = "slow": allowed are fast',
+    ),
+    "tiers out of order": (
+        TARGET + '[models.a]\ntargets = "main"\n[models.b]\ntargets = "main"\n'
+        '[tiers.auto]\ntiers = [{model = "a", up_to = 0.9}, {model = "b", up_to = 0.5}]',
+        "tiers: models['auto']: up_to is [0.9, 0.5]",
+    ),
+    "a tenant without a key": (
+        TARGET + "[tenants.a]\nweight = 2",
+        "3: tenants.a = {weight}: a tenant needs key_env or key_sha256",
+    ),
+    "a hash that is none": (TARGET + '[tenants.a]\nkey_sha256 = "abc"', "64 hexadecimal digits"),
+    "a tenant whose variable is not set": (
+        TARGET + '[tenants.a]\nkey_env = "NOT_THERE"',
+        "4: tenants.a.key_env: the environment variable NOT_THERE is not set",
+    ),
+    "a quota of nothing": (
+        TARGET + "[quota]\nmax_wait = 1",
+        "3: quota = {max_wait}: give at least one of requests_per_minute",
+    ),
+    "open to everybody by accident": (
+        TARGET + '[server]\nhost = "0.0.0.0"',
+        '4: server.host = "0.0.0.0": without tenants anybody',
+    ),
+    "an admin listener for everybody": (
+        TARGET + '[admin]\nhost = "0.0.0.0"',
+        '4: admin.host = "0.0.0.0": not on loopback it needs admin.token_env',
+    ),
+    "a name that is a path": (
+        TARGET + '[targets."a/b"]\nurl = "http://x/v1"',
+        '3: targets."a/b": allowed are names of letters',
+    ),
+    "a name that is taken": (
+        TARGET + '[targets.v1]\nurl = "http://x/v1"',
+        "3: targets.v1: this name is taken",
+    ),
+    "a URL with a key in it": (
+        '[targets.a]\nurl = "http://user:pw@x/v1"',
+        "targets.a: url='http://x': has credentials in it",
+    ),
+    "options that contradict each other": (
+        TARGET + "[targets.main.circuit]\nbreak_duration = 60\nmax_break_duration = 5",
+        "3: targets.main.circuit: ",
+    ),
+    "backoff that contradicts itself": (
+        TARGET + "[retry]\nbackoff = {initial = 5, maximum = 1}",
+        "3: retry: maximum=1",
+    ),
+    "streams gone on with by nobody": (
+        TARGET + '[stream]\nresume = "continue"',
+        "resume='continue' needs prefill=",
+    ),
+    "a tier of no preset": (TARGET + 'tier = "tier-1"', "a tier is one of a preset"),
+    "a tier that is none": (
+        '[targets.a]\npreset = "openai"\nmodel = "gpt-4o"\ntier = "tier-9"',
+        "4: targets.a.tier: 'tier-9' is no tier of openai: 'tier-1', ",
+    ),
+    "no TOML": ("[targets", "not TOML"),
+    "a store without a URL": (
+        TARGET + '[store]\nredis_env = "NO_REDIS"',
+        "4: store.redis_env: the environment variable NO_REDIS is not set",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [(text, expected) for text, *expected in ERRORS.values()], ids=ERRORS
+)
+def test_errors_name_the_place_the_value_and_what_is_allowed(
+    text: str, expected: list[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "gateway.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        check(file, environ={})
+    for part in expected:
+        assert part in str(refused.value)
+    assert str(refused.value).startswith(f"{file}:")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        TARGET + 'api_key = "sk-proj-abcdefghij0123456789"',
+        TARGET + 'api_key_env = "sk-proj-abcdefghij0123456789"',
+        TARGET + '[tenants.a]\nkey = "sk-proj-abcdefghij0123456789"',
+        TARGET + '[tenants.a]\nkey_sha256 = "sk-proj-abcdefghij0123456789"',
+        TARGET + '[tenants.a]\nkey_env = "sk-proj-abcdefghij0123456789"',
+        TARGET + '[admin]\ntoken_env = "sk-proj-abcdefghij0123456789"',
+        TARGET + '[store]\nredis_env = "redis://:sk-proj-abcdefghij0123456789@x"',
+        TARGET + 'weight = "sk-proj-abcdefghij0123456789"',
+    ],
+)
+def test_no_error_repeats_a_secret(text: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse(text)
+    assert "abcdefghij" not in str(refused.value)
+    assert "abcdefghij" not in repr(refused.value)
+
+
+def test_all_problems_are_told_at_once_in_order() -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse(TARGET + "wieght = 1\n[server]\nport = -1\n[retry]\nmax_attempts = 0\n", file="g.toml")
+    assert [line.split(":")[1] for line in str(refused.value).splitlines()] == ["3", "5", "7"]
+
+
+def test_five_lines_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = EXAMPLES / "five_lines.toml"
+    assert len(file.read_text().splitlines()) <= 5
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-x")
+    assert "targets  openai" in check(file, environ={"OPENAI_API_KEY": "sk-x"})
+
+
+def test_fifty_lines_are_complete() -> None:
+    file = EXAMPLES / "gateway.toml"
+    config = load(file)
+    lines = [line for line in file.read_text().splitlines() if line.strip() and not line.startswith("#")]
+    assert len(lines) <= 50
+    # Nothing that a configuration can have is missing in the example, but for what excludes something else in it.
+    assert config.model_fields_set == set(Config.model_fields)
+    summary = check(file, environ=None)
+    for policy in (
+        "Deadline",
+        "bulkhead",
+        "quotas",
+        "budget",
+        "cache",
+        "tiers",
+        "stream",
+        "retry",
+        "hedge",
+        "router",
+    ):
+        assert policy in summary
+
+
+def test_a_target_stands_for_several_models() -> None:
+    config = parse(
+        TARGET
+        + """
+        [models.a]
+        targets = ["main/x", { target = "main", weight = 2 }]
+        [models.b]
+        targets = ["main/x", { target = "main", model = "x", weight = 3, price = { input = 1, output = 2 } }]
+        [models.c]
+        targets = "main"
+        """
+    )
+    targets = Targets(config, Parts(), None)
+    models = targets.models()
+    names = {
+        model: [(target.name, target.model, target.weight) for target in listed]
+        for model, listed in models.items()
+    }
+    assert names == {
+        "a": [("main/x", "x", 1), ("main@a", None, 2)],
+        "b": [("main/x", "x", 1), ("main/x@b", "x", 3)],
+        "c": [("main", None, 1)],
+    }
+    assert models["a"][0] is models["b"][0]
+    # All of them have the limits of the one they are made of.
+    assert [name for name, _ in targets.circuits()["main"]] == ["main", "main/x", "main@a", "main/x@b"]
+    assert len({breaker for _, breaker in targets.circuits()["main"]}) == 1
+
+
+def test_a_targets_policies_are_those_of_its_table() -> None:
+    config = parse("""
+        [targets.bare]
+        url = "http://x/v1"
+        concurrency.enabled = false
+        circuit.enabled = false
+        [targets.full]
+        url = "http://x/v1"
+        quota.requests_per_minute = 60
+        concurrency.max = 7
+        circuit.consecutive_failures = 3
+        timeouts.headers = 5
+        """)
+    bare, full = (Targets(config, Parts(), None).by_name[name] for name in ("bare", "full"))
+    assert bare.policies == ()
+    quota, concurrency, circuit, clocks = full.policies
+    assert isinstance(quota, RateLimit)
+    assert isinstance(concurrency, ConcurrencyLimit)
+    assert isinstance(circuit, CircuitBreaker)
+    assert isinstance(clocks, AttemptTimeout)
+    assert (quota.requests_per_minute, concurrency.max, circuit.consecutive_failures, clocks.headers) == (
+        60,
+        7,
+        3,
+        5,
+    )
+
+
+def test_keys_are_known_by_their_hashes() -> None:
+    digest = hashlib.sha256(b"another-key-0123456789").hexdigest()
+    config = parse(TARGET + f'[tenants.a]\nkey_env = ["A1", "A2"]\nkey_sha256 = "{digest}"\n')
+    hashes = key_hashes(config, {"A1": "first-key-0123456789", "A2": "second-key-0123456789\n"})
+    assert set(hashes) == {
+        hashlib.sha256(key).digest()
+        for key in (b"first-key-0123456789", b"second-key-0123456789", b"another-key-0123456789")
+    }
+    with pytest.raises(ConfigError, match="less than 16"):
+        key_hashes(config, {"A1": "short", "A2": "second-key-0123456789"})
+    two = parse(TARGET + '[tenants.a]\nkey_env = "A"\n[tenants.b]\nkey_env = "A"\n')
+    with pytest.raises(ConfigError, match="tenant a has too"):
+        key_hashes(two, {"A": "first-key-0123456789"})
+
+
+def test_what_operators_are_shown_has_no_secrets() -> None:
+    digest = hashlib.sha256(b"x").hexdigest()
+    config = parse(TARGET + f'headers = {{x-org = "private"}}\n[tenants.a]\nkey_sha256 = "{digest}"\n')
+    shown = json.dumps(config.redacted())
+    assert digest not in shown
+    assert "private" not in shown
+
+
+def test_the_schema_describes_every_table() -> None:
+    schema = Config.model_json_schema()
+    assert schema["additionalProperties"] is False
+    assert set(schema["properties"]) == set(Config.model_fields)
+    assert {"type": "string"} in schema["$defs"]["TargetOptions"]["properties"]["api_key_env"]["anyOf"]
+
+
+def _paths(value: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield (*path, key)
+            yield from _paths(inner, (*path, key))
+
+
+@pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.toml")), ids=lambda file: file.name)
+def test_lines_are_found(file: Path) -> None:
+    text = file.read_text()
+    lines = lines_of(text)
+    source = text.splitlines()
+    found = [path for path in _paths(tomllib.loads(text)) if path in lines]
+    assert len(found) > 2
+    for path in found:
+        assert re.search(rf'["\[.]?{re.escape(str(path[-1]))}', source[lines[path] - 1])
+
+
+@pytest.mark.parametrize(
+    "block", re.findall(r"```toml\n(.*?)```", Path("docs/sidecar.md").read_text(), re.DOTALL)
+)
+def test_what_the_page_shows_works(block: str, tmp_path: Path) -> None:
+    file = tmp_path / "gateway.toml"
+    file.write_text(block)
+    assert check(file, environ=None).startswith(f"{file}: OK")
+
+
+def test_the_page_names_every_table() -> None:
+    page = Path("docs/sidecar.md").read_text()
+    for table in Config.model_fields:
+        assert f"[{table}" in page
