@@ -111,7 +111,7 @@ class ScriptRunner:
         When the caller is cancelled or does not wait any longer, a request that is not yet sent never will be;
         the reply to one that is goes to `orphan`, which undoes what it granted.
 
-        Raises `StoreUnavailableError`, at once while the store is given up on.
+        Raises `StoreUnavailableError`, at once while the store is given up on and when it has been closed.
         """
         return await self._ask(Request((len(keys), *keys, *args), script, orphan))
 
@@ -201,6 +201,8 @@ class ScriptRunner:
 
     async def _ask(self, request: Request) -> Reply:
         loop = self._bind()
+        if self._closed:
+            raise self.guard.error("it has been closed")
         request.admission = self.guard.admit()
         future = request.future = loop.create_future()
         request.expires = loop.time() + self._timeout
@@ -259,6 +261,7 @@ class ScriptRunner:
         self._sending.clear()
         self._waiting.clear()
         self._waking = self._timer = None
+        self._closed = False
         if self._owned:
             self._client = self._line = None
 

@@ -120,15 +120,20 @@ def logged() -> Iterator[Log]:
         def emit(self, record: logging.LogRecord) -> None:
             log.lines.append(JSONFormatter().format(record))
 
-    handler, root, library = Collect(), logging.getLogger(), logging.getLogger("resilient_llm")
-    level = library.level
+    handler, root = Collect(), logging.getLogger()
+    # Servers of other tests may have turned uvicorn's loggers down, and away from the root.
+    heard = [logging.getLogger(name) for name in ("resilient_llm", "uvicorn", "uvicorn.error")]
+    before = [(each.level, each.propagate, each.disabled) for each in heard]
+    for each in heard:
+        each.propagate, each.disabled = True, False
+        each.setLevel(logging.INFO)  # which also forgets what was decided at another level
     root.addHandler(handler)
-    library.setLevel(logging.INFO)
     try:
         yield log
     finally:
         root.removeHandler(handler)
-        library.setLevel(level)
+        for each, (level, each.propagate, each.disabled) in zip(heard, before, strict=True):
+            each.setLevel(level)
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-from resilient_llm import Bulkhead, Pipeline
+from resilient_llm import Bulkhead, Pipeline, RateLimit, StoreUnavailableError
 from resilient_llm.stores import RedisStore
 
 pytestmark = pytest.mark.realtime
@@ -38,3 +38,37 @@ def test_it_closes_in_another_loop_after_somebody_waited_in_one_that_has_ended(s
     assert store.leases._listener is not None
     asyncio.run(store.aclose())
     gc.collect()
+
+
+async def _use_after_closing(server: Any, on_store_error: Any) -> object:
+    store = RedisStore(server.url, on_store_error=on_store_error, timeout=2.0)
+    pipeline = Pipeline([RateLimit(requests_per_minute=60, key=None, store=store, name="after")])
+
+    async def work() -> str:
+        return "done"
+
+    await pipeline.run(work)
+    await store.aclose()
+    return await pipeline.run(work)
+
+
+def test_a_closed_store_is_asked_nothing_more(server: Any) -> None:
+    with pytest.raises(StoreUnavailableError, match="has been closed"):
+        asyncio.run(_use_after_closing(server, "closed"))
+    assert asyncio.run(_use_after_closing(server, "open")) == "done"
+
+
+def test_in_another_loop_it_may_be_used_again(server: Any) -> None:
+    store = RedisStore(server.url, on_store_error="closed", timeout=2.0)
+    pipeline = Pipeline([RateLimit(requests_per_minute=60, key=None, store=store, name="again")])
+
+    async def work() -> str:
+        return "done"
+
+    async def once() -> str:
+        try:
+            return await pipeline.run(work)
+        finally:
+            await store.aclose()
+
+    assert asyncio.run(once()) == asyncio.run(once()) == "done"
