@@ -214,13 +214,16 @@ class CredentialPool:
 
     def is_ready(self, now: float, purpose: str | None) -> bool:
         """Tell whether a call may have a credential now."""
-        return any(
-            member.serves(purpose) and self._is_free(index, now) for index, member in enumerate(self._members)
-        )
+        for index, member in enumerate(self._members):  # asked for every decision: no generator
+            if member.serves(purpose) and self._is_free(index, now):
+                return True
+        return False
 
     def _is_free(self, index: int, now: float) -> bool:
         member = self._members[index]
-        return not member.is_full and member.refused_for(now) <= 0 and self._limited_for(index, now) <= 0
+        if member.is_full or self._rests[index] > now or member.refused_for(now) > 0:
+            return False
+        return member.rationed_for(now) <= 0
 
     def _limited_for(self, index: int, now: float) -> float:
         """Give the seconds until its limits, the provider's and its own, let a credential be used."""

@@ -23,7 +23,7 @@ _MAX_SIZE = 16 * 1024 * 1024
 _KEPT = 30 * 24 * 3600.0
 """Seconds; OpenAI keeps responses for 30 days."""
 
-_ROUTES = ("/responses", "/conversations")
+_STORED = re.compile("/responses|/conversations")
 _IN_PATH = re.compile(r"/(?:responses|conversations)/([A-Za-z]+_[^/?#]+)")
 
 
@@ -37,7 +37,7 @@ class StoredAnswers:
 
     def target_of(self, request: Request, now: float) -> str | None:
         """Give the name of the target that has what a request refers to; `None` where that is not known."""
-        if not any(route in request.url for route in _ROUTES):
+        if _STORED.search(request.url) is None:
             return None
         found = (self._targets.get(name, now) for name in _referred_to(request))
         return next((name[0].decode() for name in found if name is not None), None)
@@ -45,7 +45,7 @@ class StoredAnswers:
     def keep(self, call: Call, target: str, now: float) -> None:
         """Remember that a target has answered an attempt."""
         request = call.request
-        if not any(route in request.url for route in _ROUTES) or request.json.get("store") is False:
+        if _STORED.search(request.url) is None or request.json.get("store") is False:
             return
         for name in (call.answer_id, *_referred_to(request)):
             if name is not None:
