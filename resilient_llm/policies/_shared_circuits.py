@@ -18,8 +18,8 @@ import anyio
 from resilient_llm._loop import LoopBound
 from resilient_llm.core.circuit import Admission, Circuit, CircuitOptions, CircuitState, Refusal, Result
 from resilient_llm.errors import ConfigurationError, StoreUnavailableError
-from resilient_llm.policies._shared_keys import shared_key
 from resilient_llm.policies._store_events import tell_store
+from resilient_llm.shared_keys import shared_key
 
 if TYPE_CHECKING:
     from resilient_llm.call import Call

@@ -21,8 +21,8 @@ from resilient_llm.core.shared_rate import Change, RateCharge, RateDecision, Rat
 from resilient_llm.core.token_bucket import TokenBucket
 from resilient_llm.errors import ConfigurationError, CostExceedsCapacityError, StoreUnavailableError
 from resilient_llm.policies._quotas import QuotaSet
-from resilient_llm.policies._shared_keys import shared_key
 from resilient_llm.policies._store_events import tell_store
+from resilient_llm.shared_keys import shared_key
 from resilient_llm.telemetry.names import DRY_RUN, LIMITER_NAME, WAIT_TIME
 
 if TYPE_CHECKING:

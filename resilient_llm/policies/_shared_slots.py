@@ -18,9 +18,9 @@ from resilient_llm.core.ticket import Ticket, TicketState
 from resilient_llm.core.waiting_room import WaitingRoom
 from resilient_llm.errors import DeadlineExceededError, RejectedError, StoreUnavailableError
 from resilient_llm.policies._keyed import OVERFLOW
-from resilient_llm.policies._shared_keys import shared_key
 from resilient_llm.policies._slots import _SMOOTHING, SlotPool
 from resilient_llm.policies._store_events import tell_store
+from resilient_llm.shared_keys import shared_key
 from resilient_llm.telemetry.names import DRY_RUN, LIMITER_NAME, WAIT_QUEUE_DEPTH
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from resilient_llm._loop import LoopBound
 from resilient_llm.core.budget import Account, Amount, BudgetLevel, Cap, Decision, Reservation
 from resilient_llm.core.ttl_cache import TTLCache
-from resilient_llm.stores._keys import account_name
+from resilient_llm.shared_keys import account_name
 
 __all__ = ["LEASE", "MemoryBudgets", "MemoryReplies"]
 

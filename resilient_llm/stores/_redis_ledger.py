@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from resilient_llm.core.budget import Amount, BudgetLevel, Cap, Decision, Reservation
 from resilient_llm.core.period import Period, RollingPeriod
 from resilient_llm.errors import StoreUnavailableError
-from resilient_llm.stores._keys import account_name
+from resilient_llm.shared_keys import account_name
 from resilient_llm.stores._memory_values import LEASE, MemoryBudgets
 from resilient_llm.stores._redis_scripts import Reply, Script, ScriptRunner, Word
 

@@ -1,4 +1,7 @@
-"""The keys of policies as strings that mean the same in every process, and are safe inside a store's keys."""
+"""The keys of policies as strings that mean the same in every process, and are safe inside a store's keys.
+
+Policies and stores both need them. What is kept under a key must not enter here.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from hashlib import blake2b
 
 from resilient_llm.errors import ConfigurationError
 
-__all__ = ["shared_key"]
+__all__ = ["account_name", "shared_key"]
 
 _PLAIN = re.compile(r"[A-Za-z0-9_.@/+-]{1,64}\Z")
 _LONG = 10**18
@@ -30,6 +33,14 @@ def shared_key(key: Hashable) -> str:
     raise ConfigurationError(
         f"key {key!r}: what is shared between processes is kept by str, int, bool, None, or a tuple of these"
     )
+
+
+def account_name(key: Hashable) -> str:
+    """Give a key as a string of one length, of letters and digits only; different keys give different strings.
+
+    Raises what `shared_key` raises.
+    """
+    return _digest(shared_key(key).encode())
 
 
 def _digest(key: bytes) -> str:
