@@ -106,6 +106,7 @@ class Retry:
         budget = call.budget = self._budgets.of(call)
         await self._prepare(call)
         failure: AttemptError | None = None
+        said: AttemptError | None = None
         refusals = 0
         if call.broke is None:
             budget.deposit(call.loop.time())
@@ -126,18 +127,22 @@ class Retry:
                 refusals += 1
                 if call.route is None or refusals >= self.max_attempts:
                     call.exhausted = True
-                    raise failure  # noqa: B904 - its cause is the transport's own exception, and stays
+                    raise said or failure  # noqa: B904 - its cause is the transport's own exception, and stays
             except AttemptError as error:
                 if failure is not None and failure.reply is not None:
                     await failure.reply.stream.aclose()
                 failure = error
-            await self._wait_after(call, failure, budget)
+                if said is None and error.outcome.context_exceeded:
+                    said = error  # what the caller can do something about, whatever fails after it elsewhere
+            await self._wait_after(call, failure, budget, said)
 
-    async def _wait_after(self, call: Call, failure: AttemptError, budget: RetryBudget) -> None:
-        """Wait until the next attempt is to be made; raises the failure when there is to be none."""
+    async def _wait_after(
+        self, call: Call, failure: AttemptError, budget: RetryBudget, said: AttemptError | None = None
+    ) -> None:
+        """Wait until the next attempt is to be made; raises `said`, or the failure, when there is to be none."""
         wait = self._decide(call, failure.outcome, budget)
         if wait is None:
-            raise failure
+            raise said or failure
         if failure.reply is not None and not failure.reply.buffered:
             await failure.reply.stream.aclose()
             failure.reply = None

@@ -1,6 +1,6 @@
 """Field cases: what replies and exceptions mean.
 
-CLS-11 (which of several upstream errors the caller gets) is the router's and not here; of the others, the
+CLS-11 (which of several upstream errors the caller gets) is in `test_cls_11_routed`; of the others, the
 part that is decided by reading one reply, one exception or one request.
 """
 

@@ -1,8 +1,7 @@
 """Field cases of transports, over real sockets.
 
-Those of the headers and bodies that a proxy writes (HTTP-03, HTTP-05, HTTP-12) are a proxy's. HTTP-07 is about HTTP/2,
-which is off unless a transport is given that has it on; what such a transport raises is retried like any other error of
-the connection. HTTP-01 is in `tests/streams/test_hold.py`.
+Those of the headers and bodies that a proxy writes (HTTP-03, HTTP-05, HTTP-12) are a proxy's. HTTP-07 is in
+`test_http_07_goaway`, HTTP-01 in `tests/streams/test_hold.py`.
 """
 
 from __future__ import annotations
