@@ -10,6 +10,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from threading import get_ident
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
@@ -387,7 +388,7 @@ class Call:
         profile = self.profile
         model, provider = target.model or profile.model, target.provider or profile.provider
         if model != profile.model or provider != profile.provider:
-            self._profile = replace(profile, model=model, provider=provider)
+            self._profile = _directed(profile, model, provider)
         self.target = target
         self.request = request
 
@@ -523,6 +524,12 @@ class Call:
         kind = f"attempt {self.number}" if self.parent is not None else "call"
         state = "open" if self.outcome is None else self.outcome.verdict.value
         return f"<Call {kind} tenant={self.tenant!r} target={self.target.name!r} {state}>"
+
+
+@lru_cache(maxsize=1024)
+def _directed(profile: Profile, model: str | None, provider: str) -> Profile:
+    """Give the profile of a request that goes to a target which calls its model, or itself, something else."""
+    return replace(profile, model=model, provider=provider)
 
 
 def outcome_of(error: BaseException, call: Call) -> Outcome:

@@ -32,8 +32,9 @@ class ByteStream(Protocol):
 
 def header(headers: Headers, name: bytes) -> bytes | None:
     """Give the first value of the header `name` (lower case), or `None`."""
+    size = len(name)
     for key, value in headers:
-        if key == name or key.lower() == name:
+        if key == name or (len(key) == size and key.lower() == name):
             return value
     return None
 

@@ -47,6 +47,11 @@ class BufferedStream:
         """Tell whether nothing is left to read from the network."""
         return self._rest is None
 
+    @property
+    def chunks(self) -> Iterable[bytes]:
+        """Give what was read before, and has not been given since."""
+        return self._chunks
+
     def __aiter__(self) -> AsyncIterator[bytes]:
         # No generator: one that is left half way is the garbage collector's to close, in whatever task.
         if self._rest is None:

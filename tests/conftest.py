@@ -2,8 +2,10 @@
 
 An async test under `pytest.mark.anyio` runs on asyncio and on trio, each with a fresh virtual clock, so that
 hours of backoff take no time. A mock clock against a real socket gives false timeouts: tests over sockets are
-marked `realtime` and run on asyncio with its real clock. A property test of async code is a plain function
-that runs each example with `resilient_llm.testing.run_virtual`, so that each has a clock of its own.
+marked `realtime` and run on asyncio with its real clock. None of those may depend on how fast a machine is: they
+wait with `tests.support.until`, and where a time is what they are about they add to it what `tests.support.stalls`
+has measured meanwhile. A property test of async code is a plain function that runs each example with
+`resilient_llm.testing.run_virtual`, so that each has a clock of its own.
 """
 
 import os
@@ -19,6 +21,11 @@ settings.register_profile("ci", settings.get_profile("local"), derandomize=True,
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 _LONG = 40
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put first what lasts long: at the end one worker would be busy with it, and the others idle."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -44,7 +44,7 @@ class Receiver:
         with self._arrived:
             return Points(points=list(self._points.values()))
 
-    def wait_for(self, done: Callable[[Receiver], bool], *, timeout: float = 10.0) -> None:
+    def wait_for(self, done: Callable[[Receiver], bool], *, timeout: float = 60.0) -> None:
         """Wait until enough has come. What an exporter says of itself proves nothing."""
         with self._arrived:
             arrived = self._arrived.wait_for(lambda: bool(self._failures) or done(self), timeout)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import anyio
@@ -40,8 +43,8 @@ class Nothing:
         """Hold nothing."""
 
 
-Step = Outcome | float | BaseException
-"""What a provider does with one attempt: end it so, take so many seconds and succeed, or raise."""
+Step = Outcome | float | anyio.Event | BaseException
+"""What a provider does with one attempt: end it so, take so many seconds or until an event and succeed, or raise."""
 
 
 class Provider:
@@ -70,6 +73,8 @@ class Provider:
                     raise step
                 if isinstance(step, float):
                     await anyio.sleep(step)
+                elif isinstance(step, anyio.Event):
+                    await step.wait()
                 elif not step.ok:
                     raise AttemptError(step)
         finally:
@@ -174,3 +179,78 @@ async def cancel_at_every_await(
             return n - 1
     msg = f"the scenario had not ended by itself after {most} suspensions"
     raise AssertionError(msg)
+
+
+A_HANG = 20.0
+"""Seconds after which something in real time will not happen any more, however slow or busy the machine is."""
+
+
+async def until(condition: Callable[[], object | Awaitable[object]], *, within: float = A_HANG) -> None:
+    """Look again and again, in real time, until a condition holds; `TimeoutError` when it never does."""
+    with anyio.fail_after(within):
+        while True:
+            holds = condition()
+            if await holds if inspect.isawaitable(holds) else holds:
+                return
+            await anyio.sleep(0.01)
+
+
+class Stalls:
+    """What a machine with other work to do adds to the figures of a test in real time, in seconds.
+
+    `longest` is the longest time for which nothing could happen, `total` the sum of all such times, but for those that
+    are not longer than `unless`.
+    """
+
+    def __init__(self, unless: float = 0.0) -> None:
+        self._unless = unless
+        self._longest = 0.0
+        self._total = 0.0
+        self._due = anyio.current_time()
+
+    @property
+    def longest(self) -> float:
+        """Give the longest, which may not be over."""
+        return max(self._longest, self._late())
+
+    @property
+    def total(self) -> float:
+        """Give the sum, which may still grow."""
+        return self._total + self._late()
+
+    def tick(self, following: float) -> None:
+        """Hear that something happened, and after how many seconds it should again, or never."""
+        late = self._late()
+        self._longest = max(self._longest, late)
+        self._total += late
+        self._due = anyio.current_time() + following
+
+    def _late(self) -> float:
+        late = 0.0 if self._due == math.inf else anyio.current_time() - self._due
+        return late if late > self._unless else 0.0
+
+
+async def _nothing() -> None: ...
+
+
+@asynccontextmanager
+async def stalls(
+    probe: Callable[[], Awaitable[object]] = _nothing, *, every: float = 0.005, unless: float = 0.0
+) -> AsyncIterator[Stalls]:
+    """Measure, on asyncio, by how much a task that wakes `every` so many seconds and does `probe` comes late."""
+    found = Stalls(unless)
+
+    async def watch() -> None:
+        while True:
+            found.tick(every)
+            await anyio.sleep(every)
+            await probe()
+
+    task = asyncio.create_task(watch())
+    try:
+        yield found
+    finally:
+        found.tick(math.inf)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task

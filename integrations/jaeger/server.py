@@ -51,12 +51,16 @@ def find_jaeger() -> Path | None:
 
 
 class Jaeger:
-    """A Jaeger that runs: `otlp` takes spans (OTLP over HTTP), `query` answers questions; both are base URLs."""
+    """A Jaeger that runs: `otlp` takes spans (OTLP over HTTP), `query` answers questions; both are base URLs.
 
-    def __init__(self, *, otlp: str, query: str) -> None:
+    `grpc` is the host and port that takes OTLP over gRPC.
+    """
+
+    def __init__(self, *, otlp: str, query: str, grpc: str) -> None:
         self.otlp = otlp
+        self.grpc = grpc
         self.query = query
-        self._client = httpx.Client(base_url=query, timeout=10, trust_env=False)
+        self._client = httpx.Client(base_url=query, timeout=60, trust_env=False)
 
     def ready(self) -> bool:
         """Tell whether both doors are open."""
@@ -103,7 +107,7 @@ class Jaeger:
         )
         return {trace["traceID"] for trace in found["data"]}
 
-    def wait_for(self, ask: Callable[[], T], done: Callable[[T], bool], *, timeout: float = 10.0) -> T:
+    def wait_for(self, ask: Callable[[], T], done: Callable[[T], bool], *, timeout: float = 60.0) -> T:
         """Ask until the answer will do, and give it; what has been sent is not there at once."""
         until = time.monotonic() + timeout
         while not done(answer := ask()):
@@ -139,7 +143,9 @@ def running(program: Path, *options: str) -> Iterator[Jaeger]:
         )
         stack.callback(_stop, process)
         jaeger = Jaeger(
-            otlp=f"http://127.0.0.1:{ports['OTLP_HTTP']}", query=f"http://127.0.0.1:{ports['QUERY_HTTP']}"
+            otlp=f"http://127.0.0.1:{ports['OTLP_HTTP']}",
+            query=f"http://127.0.0.1:{ports['QUERY_HTTP']}",
+            grpc=f"127.0.0.1:{ports['OTLP_GRPC']}",
         )
         stack.callback(jaeger.close)
         _wait_until_ready(jaeger, process, log)

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,9 @@ import httpx
 import pytest
 import yaml
 
-from benchmarks._children import Watch
 from resilient_llm.asgi import ResilienceMiddleware
+from resilient_llm.testing import FakeModel, FakeProvider, Latency, serve_in_thread
+from tests.programs import answering
 from tests.stores.cluster import wait_for
 from tests.stores.conftest import Server, binary, free_port
 
@@ -103,6 +103,7 @@ def test_the_store_fits_into_its_memory_and_is_one() -> None:
     assert (deployment["replicas"], deployment["strategy"]["type"]) == (1, "Recreate")
 
 
+@pytest.mark.realtime
 def test_a_server_reads_the_configuration(tmp_path: Path) -> None:
     acl = (ROOT / "integrations" / "redis" / "resilient_llm.acl").read_text()
     (tmp_path / "users.acl").write_text(acl.replace("user default off", "user default on nopass ~* &* +@all"))
@@ -129,72 +130,63 @@ def mebibytes(size: str) -> float:
 
 
 @pytest.fixture
-def started(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+def started(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes], FakeProvider]]:
     store = Server("valkey9", tmp_path)
     store.start()
-    provider, port = free_port(), free_port()
-    fake = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "resilient_llm.cli",
-            "fake-provider",
-            "--port",
-            str(provider),
-            "--latency",
-            "1.5",
-        ],
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
     given: list[str] = CONTAINER["command"] + CONTAINER["args"]
-    program, *words = [
-        "127.0.0.1" if word == "0.0.0.0" else str(port) if word == "8000" else word for word in given
-    ]
-    process = subprocess.Popen(
-        [sys.executable, "-m", program, *words, "--log-level", "warning"],
-        cwd=ROOT,
-        env=os.environ
-        | {
-            "STORE_URL": store.url,
-            "OPENAI_API_KEY": "none",
-            "OPENAI_BASE_URL": f"http://127.0.0.1:{provider}/v1",
-        },
-    )
-    watches = [Watch(process), Watch(fake)]
-    url = f"http://127.0.0.1:{port}"
+    program, *words = ["127.0.0.1" if word == "0.0.0.0" else word for word in given]
+    ready = CONTAINER["readinessProbe"]["httpGet"]["path"]
+    url = ""
+
+    def start() -> subprocess.Popen[bytes]:
+        nonlocal url
+        port = free_port()
+        url = f"http://127.0.0.1:{port}"
+        here = [str(port) if word == "8000" else word for word in words]
+        return subprocess.Popen(
+            [sys.executable, "-m", program, *here, "--log-level", "warning"],
+            cwd=ROOT,
+            env=os.environ
+            | {
+                "STORE_URL": store.url,
+                "OPENAI_API_KEY": "none",
+                "OPENAI_BASE_URL": f"{provider}/v1",
+            },
+        )
+
+    fake = FakeProvider(FakeModel(latency=Latency(headers=1.5)))
     try:
-        wait_for(lambda: answers(f"{url}{CONTAINER['readinessProbe']['httpGet']['path']}"), "the service")
-        yield url, process
+        with (
+            serve_in_thread(fake) as provider,
+            answering(start, lambda: answers(f"{url}{ready}")) as process,
+        ):
+            yield url, process, fake
     finally:
-        for watch in watches:
-            watch.release()
-        for each in (process, fake):
-            each.kill()
-            each.wait()
         store.close()
 
 
 def answers(url: str) -> bool:
     try:
-        return httpx.get(url, timeout=2).status_code == 200
+        return httpx.get(url, timeout=10).status_code == 200
     except httpx.TransportError:
         return False
 
 
-def test_a_pod_that_ends_answers_what_it_has_begun(started: tuple[str, subprocess.Popen[bytes]]) -> None:
-    url, process = started
+@pytest.mark.realtime
+def test_a_pod_that_ends_answers_what_it_has_begun(
+    started: tuple[str, subprocess.Popen[bytes], FakeProvider],
+) -> None:
+    url, process, fake = started
     statuses: list[int] = []
 
     def ask() -> None:
-        response = httpx.post(f"{url}/chat", json={"message": "?"}, headers={"x-tenant": "acme"}, timeout=30)
+        response = httpx.post(f"{url}/chat", json={"message": "?"}, headers={"x-tenant": "acme"}, timeout=60)
         statuses.append(response.status_code)
 
     asked = threading.Thread(target=ask)
     asked.start()
-    time.sleep(0.7)
+    wait_for(lambda: bool(fake.requests), "the request at the provider")
     process.send_signal(signal.SIGTERM)  # what follows preStop
     asked.join()
     assert statuses == [200]
-    assert process.wait(timeout=10) in (0, -signal.SIGTERM)  # uvicorn raises the signal again at its end
+    assert process.wait(timeout=60) in (0, -signal.SIGTERM)  # uvicorn raises the signal again at its end

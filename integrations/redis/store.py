@@ -1,7 +1,4 @@
-"""One store for all workers and machines: on a single server, found by Sentinels, or spread over a cluster.
-
-Clients made here never repeat a command by themselves: what is counted would be counted twice.
-"""
+"""One store for all workers and machines: on a single server, found by Sentinels, or spread over a cluster."""
 
 from __future__ import annotations
 
@@ -9,14 +6,9 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from redis.asyncio import Redis, RedisCluster
-from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
-from redis.backoff import NoBackoff
 
 from resilient_llm.stores import RedisStore
-
-NEVER_TWICE = Retry(NoBackoff(), 0)
-MOST_CONNECTIONS = 8  # a worker's: what it asks at once goes in one batch, so that two or three are in use
 
 
 def single(url: str, **options: Any) -> RedisStore:
@@ -40,9 +32,7 @@ def sentinel(url: str, **options: Any) -> RedisStore:
         where.path.strip("/"),
         username=unquote(user) or None,
         password=unquote(password) or None,
-        retry=NEVER_TWICE,
         socket_connect_timeout=1.0,
-        max_connections=MOST_CONNECTIONS,
     )
     return RedisStore(primary, **options)
 
@@ -55,10 +45,7 @@ def cluster(url: str, **options: Any) -> RedisStore:
     """
     nodes = RedisCluster.from_url(
         url.replace("redis+cluster://", "redis://", 1),
-        retry=NEVER_TWICE,
         socket_connect_timeout=1.0,
-        max_connections=MOST_CONNECTIONS,
-        reinitialize_steps=0,  # else every fifth slot that has moved cuts the connections that others use
     )
     return RedisStore(nodes, **options)
 

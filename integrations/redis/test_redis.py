@@ -7,8 +7,10 @@ import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import anyio
 import httpx
@@ -38,6 +40,7 @@ from resilient_llm.stores import RedisStore
 from resilient_llm.testing import ASGIStreamTransport, FakeModel, FakeProvider, Fault, Latency
 from tests.stores.cluster import cluster_of_three, wait_for
 from tests.stores.conftest import KINDS, Server
+from tests.support import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.realtime]
 
@@ -93,6 +96,12 @@ def provider(monkeypatch: pytest.MonkeyPatch) -> FakeProvider:
     return FakeProvider(FakeModel(latency=Latency(headers=0.5)))
 
 
+async def refuses_untried(client: httpx.AsyncClient, provider: FakeProvider) -> bool:
+    """Tell whether a call is refused without the provider hearing of it."""
+    asked = len(provider.requests)
+    return (await ask(client, "another")).status_code == 503 and len(provider.requests) == asked
+
+
 async def test_workers_share_slots_and_circuits(url: str, provider: FakeProvider) -> None:
     async with worker(url, provider) as one, worker(url, provider) as two:
         statuses: Counter[int] = Counter()
@@ -104,8 +113,8 @@ async def test_workers_share_slots_and_circuits(url: str, provider: FakeProvider
             for _ in range(5):
                 tasks.start_soon(noise, one)
                 tasks.start_soon(noise, two)
-            await anyio.sleep(0.1)
-            assert len(provider.requests) <= 4  # of the ten, in both workers
+            await until(lambda: len(provider.requests) >= 4)
+            assert len(provider.requests) == 4  # of the ten, in both workers
             assert (await ask(one, "quiet")).status_code == 200
         assert statuses[200] >= 5
 
@@ -113,10 +122,7 @@ async def test_workers_share_slots_and_circuits(url: str, provider: FakeProvider
         for number in range(3):
             assert (await ask(one, f"tenant-{number}")).status_code in (502, 503)
         provider.script(MODEL, [])
-        await anyio.sleep(0.6)
-        asked = len(provider.requests)
-        assert (await ask(two, "another")).status_code == 503  # it has not failed there, and is not tried
-        assert len(provider.requests) == asked
+        await until(partial(refuses_untried, two, provider))  # it has not failed there
         ready = (await two.get("/ready")).json()
         assert ready["store"] == "asked"
         assert ready["workers"] in (1, 2)
@@ -212,6 +218,52 @@ def running_sentinel(kind: str, folder: Path, primary: Server) -> Iterator[Serve
         server.close()
 
 
+# Credentials
+
+USER = "us:er@home"
+SECRET = "p@ss/w:rd #1 100%"
+IN_URL = f"{quote(USER, safe='')}:{quote(SECRET, safe='')}"
+
+
+@pytest.mark.parametrize("scheme", ["redis+sentinel", "redis+cluster", "redis"])
+async def test_credentials_in_a_url_are_unquoted(scheme: str) -> None:
+    where = "one.example:26379,two.example:26380/llm" if scheme == "redis+sentinel" else "one.example:6379"
+    store = store_of(f"{scheme}://{IN_URL}@{where}")
+    client: Any = store.runner.client
+    options = (
+        client.get_connection_kwargs()
+        if scheme == "redis+cluster"
+        else client.connection_pool.connection_kwargs
+    )
+    assert (options["username"], options["password"]) == (USER, SECRET)
+    if scheme == "redis+sentinel":
+        manager = client.connection_pool.sentinel_manager
+        asked = [each.connection_pool.connection_kwargs for each in manager.sentinels]
+        assert [(each["host"], each["port"]) for each in asked] == [
+            ("one.example", 26379),
+            ("two.example", 26380),
+        ]
+        assert not any(each.get("password") for each in asked), "they are the primary's"
+    await close(store)
+
+
+async def test_sentinels_lead_to_a_primary_that_asks_for_them(kind: str, tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("primary", "sentinel")]
+    for folder in folders:
+        folder.mkdir()
+    with running(kind, folders[0]) as primary:
+        with primary.admin as admin:
+            admin.acl_setuser(USER, enabled=True, passwords=[f"+{SECRET}"], keys=["*"], commands=["+@all"])
+        with running_sentinel(kind, folders[1], primary) as sentinel:
+            with primary.admin as admin:
+                admin.acl_setuser("default", enabled=False)
+            url = f"redis+sentinel://{IN_URL}@127.0.0.1:{sentinel.port}/llm"
+            await one_decision(store_of(url, on_store_error="closed", timeout=10.0))
+            wrong = url.replace(quote(SECRET, safe=""), "wrong")
+            with pytest.raises(resilient_llm.StoreUnavailableError, match=r"WRONGPASS|invalid username"):
+                await one_decision(store_of(wrong, on_store_error="closed", timeout=10.0))
+
+
 # Rights
 
 
@@ -242,7 +294,7 @@ async def everything(url: str) -> None:
     """Use every part of a store, in two processes' stead."""
 
     async def work() -> Outcome:
-        await anyio.sleep(0.05)
+        await anyio.sleep(0.05)  # a call takes a while; nothing depends on how long
         return Outcome(verdict=Verdict.SUCCESS)
 
     async def fail() -> Outcome:
@@ -276,9 +328,9 @@ async def everything(url: str) -> None:
                 for number in range(8):
                     tasks.start_soon(one_call, made[number % 2], fail)
         await cached(stores[0])
-        await anyio.sleep(0.1)
         for store in stores:
-            assert (store.guard.unguarded, store.guard.lost, store.guard.closed) == (0, 0, True)
+            await store.aclose()  # what was to be told has been by then
+            assert (store.guard.unguarded, store.guard.lost, store.guard.well) == (0, 0, True)
 
 
 async def one_call(pipeline: Pipeline, function: Callable[[], Any]) -> None:
@@ -289,7 +341,7 @@ async def one_call(pipeline: Pipeline, function: Callable[[], Any]) -> None:
 async def cached(store: RedisStore) -> None:
     provider = FakeProvider(FakeModel(latency=Latency()))
     transport = ResilientTransport(provider.httpx2_transport(), policies=[Cache(store=store.replies)])
-    async with httpx2.AsyncClient(transport=transport) as client:
+    async with httpx2.AsyncClient(transport=transport, timeout=60) as client:
         for _ in range(2):
             body = {"model": MODEL, "messages": [{"role": "user", "content": "Why?"}], "temperature": 0}
             response = await client.post("http://provider.example/v1/chat/completions", json=body)

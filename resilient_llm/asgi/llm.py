@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
-import httpx
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from resilient_llm.asgi.workers import warn_of_workers
 from resilient_llm.errors import ConfigurationError
-from resilient_llm.httpx import ResilientTransport
 
 if TYPE_CHECKING:
+    import httpx
     import httpx2
 
     from resilient_llm.call import Policy
     from resilient_llm.client import OnRejection
+    from resilient_llm.httpx import ResilientTransport
     from resilient_llm.httpx2 import ResilientTransport as ResilientTransport2
     from resilient_llm.telemetry import Telemetry
 
@@ -70,6 +70,8 @@ class LLMMiddleware:
         self._make = client
         self._transport: Resilient
         if library == "httpx" if transport is None else not _is_of_httpx2(transport):
+            from resilient_llm.httpx import ResilientTransport  # noqa: PLC0415 - slow to load, and not for the sidecar
+
             self._transport = ResilientTransport(
                 cast("httpx.AsyncBaseTransport | None", transport),
                 policies=policies,
@@ -122,6 +124,8 @@ def _is_of_httpx2(transport: object) -> bool:
 
 
 def _async_client(transport: Resilient) -> object:
+    import httpx  # noqa: PLC0415 - it is loaded already if it is httpx's
+
     if isinstance(transport, httpx.AsyncBaseTransport):
         return httpx.AsyncClient(transport=transport)
     import httpx2  # noqa: PLC0415 - an extra

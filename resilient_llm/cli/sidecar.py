@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
+import signal
+import sys
 from pathlib import Path
 
 import click
@@ -20,22 +21,45 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option(
     "--config", "path", type=_FILE, required=True, metavar="FILE", help="The configuration, in TOML."
 )
-def serve(*, path: Path) -> None:
+@click.option(
+    "--workers",
+    type=click.IntRange(1, 256),
+    metavar="N",
+    help="Processes that share the port, on Linux; instead of server.workers.",
+)
+def serve(*, path: Path, workers: int | None) -> None:
     """Serve the sidecar until Ctrl-C or SIGTERM; SIGHUP makes it read its configuration again.
 
     Point the base URL of any client of OpenAI's or Anthropic's API at it. Logs are lines of JSON on standard output.
     """
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # which would end it: the file is not read yet
+    try:
+        _serve(path, workers)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def _serve(path: Path, workers: int | None) -> None:
     with needs_extra("sidecar"):
+        from resilient_llm.sidecar.config import load  # noqa: PLC0415 - an extra
+        from resilient_llm.sidecar.event_loop import run as run_loop  # noqa: PLC0415 - an extra
         from resilient_llm.sidecar.problems import ConfigError  # noqa: PLC0415 - an extra
         from resilient_llm.sidecar.server import configure_logging, run  # noqa: PLC0415 - an extra
+        from resilient_llm.sidecar.supervisor import StartError, supervise  # noqa: PLC0415 - an extra
     configure_logging()
     try:
         with needs_extra("sidecar"):
-            asyncio.run(run(path))
+            count = workers or load(path).server.workers
+            if count > 1 and sys.platform != "linux":
+                raise click.ClickException("several workers can share a port on Linux only")
+            run_loop(run(path) if count == 1 else supervise(path, count))
+    except StartError as error:
+        raise click.ClickException(str(error)) from error
     except ConfigError as error:
         raise click.ClickException(str(error)) from error
     except OSError as error:
-        raise click.ClickException(f"cannot listen: {error.strerror}") from error
+        where = f" on {error.filename}" if error.filename else ""
+        raise click.ClickException(f"cannot listen{where}: {error.strerror}") from error
 
 
 @click.command(short_help="Say what is wrong with a configuration of the sidecar.")

@@ -66,6 +66,11 @@ class Slots(Generic[Tenant]):
         return max(0, self.limit - self.in_use)
 
     @property
+    def held(self) -> dict[Tenant, int]:
+        """Tell how many permits each tenant has that has any; nothing where there is no `max_per_tenant`."""
+        return self._held.copy()
+
+    @property
     def room(self) -> WaitingRoom[Tenant]:
         """Give the room the tickets wait in, to read queue depths from."""
         return self._room

@@ -53,11 +53,11 @@ class TargetLoad:
         "_peak",
         "_sampled_at",
         "_samples",
-        "_slow_start",
         "in_flight",
         "name",
         "outstanding",
         "price",
+        "slow_start",
         "weight",
     )
 
@@ -72,12 +72,12 @@ class TargetLoad:
             raise ValueError(f"slow_start={slow_start!r}: allowed are seconds from 0, finite")
         self.name = name
         self.weight = weight
-        """Its share of the calls as against other targets'; it does not change."""
+        """Its share of the calls as against other targets'; a `Pool` has to be made anew when it changes."""
         self.price = price
         self.in_flight = 0
         self.outstanding = 0.0
         """Estimated tokens of the calls in flight."""
-        self._slow_start = slow_start
+        self.slow_start = slow_start
         self._back_at = -inf
         self._forget()
 
@@ -108,7 +108,7 @@ class TargetLoad:
     def came_back(self, now: float) -> None:
         """Begin again, slowly: it could not be asked for a while, and what was known of it is out of date."""
         self._forget()
-        if self._slow_start:
+        if self.slow_start:
             self._back_at = now
 
     def _judge(self, now: float, tokens: float, *, ok: bool) -> None:
@@ -169,7 +169,7 @@ class TargetLoad:
     def ramp(self, now: float) -> float:
         """Give the share of its weight that it has while it starts slowly: from 0.1, or 1."""
         age = now - self._back_at
-        return max(_MIN_RAMP, age / self._slow_start) if age < self._slow_start else 1.0
+        return max(_MIN_RAMP, age / self.slow_start) if age < self.slow_start else 1.0
 
     def reliability(self, now: float) -> float:
         """Give the share of its weight that it deserves: its success ratio squared, at least 0.05, times its ramp."""
@@ -191,7 +191,7 @@ class TargetLoad:
 
     def relative_load(self, now: float) -> float:
         """Give how busy it would be with the next call, over its `effective_weight`."""
-        if not self._failed and now - self._back_at >= self._slow_start:
+        if not self._failed and now - self._back_at >= self.slow_start:
             return (self.in_flight + 1.0) / self.weight
         kept = self._kept(now)
         busy = self.in_flight + self._failed * kept
@@ -203,7 +203,7 @@ class TargetLoad:
         Each counts as one more than was estimated: a call that nobody knows the tokens of is a call all the same.
         """
         outstanding = self.outstanding + self.in_flight + tokens + 1.0
-        if not self._failed and now - self._back_at >= self._slow_start:
+        if not self._failed and now - self._back_at >= self.slow_start:
             return outstanding / self.weight
         kept = self._kept(now)
         outstanding += (self._failed_tokens + self._failed) * kept

@@ -323,7 +323,7 @@ class WaitingRoom(Generic[Tenant]):
 
     def depths(self) -> dict[Tenant, int]:
         """Return how many tickets wait for each tenant that has any."""
-        return {queue.tenant: queue.size for queue in self._queues.values() if queue.size}
+        return {queue.tenant: queue.size for queue in list(self._queues.values()) if queue.size}
 
     def weight(self, tenant: Tenant) -> float:
         """Say what a tenant's share is in proportion to. Raises `ValueError` for what is no finite number above 0."""

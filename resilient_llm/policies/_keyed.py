@@ -128,6 +128,10 @@ class Keyed(Generic[State]):
         """Iterate over the states there are, safe against changes meanwhile."""
         return iter(list(self._states.values()))
 
+    def items(self) -> Iterator[tuple[Hashable, State]]:
+        """Iterate over the keys and their states, safe against changes meanwhile."""
+        return iter(list(self._states.items()))
+
     def __len__(self) -> int:
         return len(self._states)
 

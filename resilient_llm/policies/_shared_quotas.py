@@ -8,21 +8,19 @@ is reached, and how those who wait are told, must not enter here.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import anyio
 
 from resilient_llm.core.quota import Reservation
 from resilient_llm.core.rate_queue import Delay
-from resilient_llm.core.shared_rate import Change, RateCharge, RateDecision, RateLevel, TakeMode, Verdict
-from resilient_llm.core.token_bucket import TokenBucket
+from resilient_llm.core.shared_rate import Change, RateDecision, RateLevel, TakeMode, Verdict
 from resilient_llm.errors import ConfigurationError, CostExceedsCapacityError, StoreUnavailableError
 from resilient_llm.policies._quotas import QuotaSet
+from resilient_llm.policies._shared_buckets import BucketView, SharedBuckets, SharedTake
 from resilient_llm.policies._store_events import tell_store
-from resilient_llm.shared_keys import shared_key
 from resilient_llm.telemetry.names import DRY_RUN, LIMITER_NAME, WAIT_TIME
 
 if TYPE_CHECKING:
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
     from resilient_llm.stores.protocol import RateStore
     from resilient_llm.telemetry import WaitOutcome
 
-__all__ = ["BucketView", "SharedQuotas", "SharedTake"]
+__all__ = ["SharedQuotas"]
 
 _FRESH = 1.0
 """Seconds for which what was heard is good enough to refuse a call by: others may give back meanwhile."""
@@ -40,51 +38,6 @@ _SLACK = 0.01
 """Seconds by which those who kept a place may come back late and still get what they waited for."""
 
 _in_use: WeakKeyDictionary[RateStore, dict[str, tuple[Limit, ...]]] = WeakKeyDictionary()
-
-
-class BucketView(TokenBucket):
-    """What is known of a bucket in the store: `level` is what it said last, refilled since.
-
-    `pending` is what was taken of the view for requests that are on their way.
-    """
-
-    __slots__ = ("heard_at", "pending")
-
-    def __init__(self, capacity: float, rate: float, now: float) -> None:
-        super().__init__(capacity, rate, now)
-        self.pending = 0.0
-        self.heard_at = now
-
-    def hear(self, level: RateLevel, now: float) -> None:
-        """Take over what the store says."""
-        self._set(level.level - self.pending, now)
-        self._paused_until = now + level.pause
-        self.heard_at = now
-
-    def pause_left(self, now: float) -> float:
-        """Say for how many seconds it gives nothing out, whatever there is."""
-        return max(0.0, self._paused_until - now)
-
-    def forget(self) -> None:
-        """Know nothing: as far as anybody can tell, it is full."""
-        self._set(self.capacity, self._updated)
-
-    def rescale(self, ratio: float, now: float) -> None:
-        """Make it that much smaller or larger, and slower or faster."""
-        self._set(self.level(now) * ratio, now)
-        self.capacity *= ratio
-        self.rate *= ratio
-
-
-@dataclass(slots=True, eq=False)
-class SharedTake:
-    """What one call takes of the store's buckets, in the order of its reservation's charges."""
-
-    account: str
-    charges: list[RateCharge]
-    views: Sequence[BucketView]
-    counted: bool = True
-    """Whether the store knows, or will hear, that it was taken."""
 
 
 class SharedQuotas:
@@ -121,23 +74,13 @@ class SharedQuotas:
         self._name = name
         self._borrow = borrow
         self._dry_run = dry_run
-        self._account = shared_key(name)
-        # One limit's keys have nothing to be taken together with: each may be on another server of a cluster.
-        self._alone = len(quotas._all) == 1
-        self._scopes = [
-            [
-                (f"{shared_key(each.limit.name)}:{dimension}:", *each.limit.buckets()[dimension])
-                for dimension in each.dimensions
-            ]
-            for each in quotas._all
-        ]
+        self._buckets = SharedBuckets(name, quotas)
         self._places: set[tuple[Hashable, str | None]] = set()
-        self._share = 1
 
     def forget(self) -> None:
         """Start afresh in another event loop."""
         self._places.clear()
-        self._share = 1
+        self._buckets.forget()
 
     async def take(self, call: Call, reservation: Reservation, now: float) -> SharedTake | None:
         """Take what a call needs, when it is its turn; `None` when a dry run would have refused it.
@@ -146,7 +89,7 @@ class SharedQuotas:
         `on_store_error="closed"` `StoreUnavailableError`.
         """
         tell_store(call, self.guard)
-        take = self._charge(call, reservation)
+        take = self._buckets.take(call, reservation)
         if oversized := self._oversized(take, now):
             call.telemetry.rejected(call, oversized, dry_run=self._dry_run)
             if self._dry_run:
@@ -161,8 +104,8 @@ class SharedQuotas:
             if len(self._waiters.queue) or not reservation.take_at_once(now):
                 if self._by_hearsay(call, take, reservation, now):
                     reservation.take(now)
-                else:
-                    await self._waiters.take(call, reservation, now)
+                elif not await self._wait(call, reservation, now, since=now):
+                    return await self._take_alone(call, take, reservation, now, self.guard.ended_error())
             return await self._take(call, take, reservation, now)
         finally:
             tell_store(call, self.guard)
@@ -172,65 +115,25 @@ class SharedQuotas:
         if not take.counted:
             return
         used = [0.0] * len(take.charges) if tokens is None else self._quotas.used(reservation, tokens)
-        changed = [
-            (view, charge, charge.amount - actual)
-            for view, charge, actual in zip(take.views, take.charges, used, strict=True)
-            if actual != charge.amount
-        ]
-        if changed:
-            self._rates.settle(
-                take.account,
-                [Change(charge.key, charge.capacity, charge.rate, back) for _, charge, back in changed],
-                partial(self._hear_later, call, reservation, [view for view, _, _ in changed]),
-            )
+        views, changes = take.changes(used)
+        if changes:
+            self._rates.settle(take.account, changes, partial(self._hear_later, call, reservation, views))
 
     def lower(self, call: Call, take: SharedTake, reservation: Reservation, before: Sequence[float]) -> None:
         """Tell the store what the view has learned from a provider, since its levels were those `before`."""
         if not self.guard.closed:
             return  # the view is a share of the whole
-        now = call.loop.time()
-        views: list[BucketView] = []
-        charges: list[RateCharge] = []
-        pauses: list[float] = []
-        for view, charge, level in zip(take.views, take.charges, before, strict=True):
-            lowered, pause = view.level(now), view.pause_left(now)
-            if lowered < level or pause:
-                views.append(view)
-                # The view takes off what is on its way; the store will, when it arrives.
-                charges.append(charge._replace(amount=lowered + view.pending))
-                pauses.append(pause)
+        views, charges, pauses = take.lowered(before, call.loop.time())
         if charges:
             self._rates.lower(
                 take.account, charges, pauses, partial(self._hear_later, call, reservation, views)
             )
 
-    def _charge(self, call: Call, reservation: Reservation) -> SharedTake:
-        charges: list[RateCharge] = []
-        # The quotas were told to make views.
-        views = [cast("BucketView", bucket) for bucket, _ in reservation.charges]
-        key, at, account = "", 0, self._account
-        for quotas, scopes in zip(self._quotas._all, self._scopes, strict=True):
-            key = shared_key(quotas.key(call))
-            for prefix, capacity, rate in scopes:
-                view, amount = views[at], reservation.charges[at][1]
-                if quotas.overflows(reservation.quotas, view):
-                    view.forget()  # it is of many keys, and says nothing of this one
-                charges.append(RateCharge(prefix + key, capacity, rate, amount, at < reservation.own))
-                at += 1
-        if self._alone:
-            account = f"{account}:{key}"
-        return SharedTake(account, charges, views)
-
     def _oversized(self, take: SharedTake, now: float) -> CostExceedsCapacityError | None:
         """Say why a call can never pass: by the limits as they are, whatever share of them there is just now."""
-        for charge in take.charges:
-            lends = max(charge.capacity, 60.0 * charge.rate) if self._borrow else 0.0
-            if charge.amount > charge.capacity + lends:
-                whole = Reservation(
-                    [(TokenBucket(each.capacity, each.rate, now), each.amount) for each in take.charges]
-                )
-                return self._quotas.oversized(whole, now, borrow=self._borrow, name=self._name)
-        return None
+        if not take.exceeds(borrow=self._borrow):
+            return None
+        return self._quotas.oversized(take.of_the_whole(now), now, borrow=self._borrow, name=self._name)
 
     def _by_hearsay(self, call: Call, take: SharedTake, reservation: Reservation, now: float) -> bool:
         """Tell whether only what was heard too long ago would have a call refused."""
@@ -271,11 +174,17 @@ class SharedQuotas:
                 if decision.verdict is Verdict.HELD:
                     await self._sleep(call, take, decision)
                     reservation.take(call.loop.time())
-                else:
-                    await self._waiters.take(call, reservation, now, since=arrived)
+                elif not await self._wait(call, reservation, now, since=arrived):
+                    return await self._take_alone(call, take, reservation, arrived, self.guard.ended_error())
         finally:
             if keeps:
                 self._places.discard(place)
+
+    async def _wait(self, call: Call, reservation: Reservation, now: float, *, since: float) -> bool:
+        """Wait in the process's line, and take what is needed of the view; `False` when the store is closed before."""
+        with anyio.CancelScope() as scope, self.guard.until_ended(scope.cancel):
+            await self._waiters.take(call, reservation, now, since=since)
+        return not scope.cancelled_caught
 
     async def _ask(
         self, take: SharedTake, reservation: Reservation, most_wait: float, mode: TakeMode, call: Call
@@ -298,18 +207,27 @@ class SharedQuotas:
         return decision
 
     async def _sleep(self, call: Call, take: SharedTake, decision: RateDecision) -> None:
-        """Wait for its turn, which is exact; cancelled, it gives its place up."""
+        """Wait for its turn, which is exact; cancelled, or when the store is closed, it gives its place up."""
         since = call.loop.time()
         outcome: WaitOutcome = "cancelled"
+        scope = anyio.CancelScope()
+
+        def give_up() -> None:
+            freed = zip(take.charges, decision.held, strict=True)
+            self._rates.settle(
+                take.account, [Change(c.key, c.capacity, c.rate, 0.0, held) for c, held in freed if held]
+            )
+            scope.cancel()
+
         try:
-            await anyio.sleep(decision.again)
+            with scope, self.guard.until_ended(give_up):
+                await anyio.sleep(decision.again)
             outcome = "acquired"
+        except BaseException:
+            if not scope.cancel_called:
+                give_up()
+            raise
         finally:
-            if outcome == "cancelled":
-                freed = zip(take.charges, decision.held, strict=True)
-                self._rates.settle(
-                    take.account, [Change(c.key, c.capacity, c.rate, 0.0, held) for c, held in freed if held]
-                )
             unit = "tokens" if self._quotas.counts_tokens else "requests"
             depth = len(self._waiters.queue)
             call.telemetry.waited(call, self._name, since=since, outcome=outcome, unit=unit, depth=depth)
@@ -363,7 +281,7 @@ class SharedQuotas:
             take.charges = [charge._replace(amount=0.0) for charge in take.charges]
             take.counted = False
             return take
-        self._rescale(max(1, self._store.processes), now)
+        self._buckets.divide_by(max(1, self._store.processes), now)
         if len(self._waiters.queue) or not reservation.take_at_once(now):
             await self._waiters.take(call, reservation, now, since=arrived)
         # The store hears of it when it is back.
@@ -374,22 +292,10 @@ class SharedQuotas:
 
     def _restore(self, call: Call) -> None:
         """Make the view one of the whole again, now that the store has answered."""
-        if self._share > 1:
+        if self._buckets.divided_by > 1:
             now = call.loop.time()
-            self._rescale(1, now)
+            self._buckets.divide_by(1, now)
             self._waiters.give_back(call.tenant, now)
-
-    def _rescale(self, processes: int, now: float) -> None:
-        """Make the buckets here the share of one of so many processes."""
-        if processes == self._share:
-            return
-        ratio = self._share / processes
-        self._share = processes
-        for quotas in self._quotas._all:
-            quotas.rescale(ratio)
-            for quota in quotas:
-                for view in quota.buckets:
-                    cast("BucketView", view).rescale(ratio, now)
 
     def _hear(self, views: Sequence[BucketView], levels: Sequence[RateLevel], now: float) -> None:
         for view, level in zip(views, levels, strict=True):

@@ -7,30 +7,28 @@ may be free. How a store is reached, and what a slot is for, must not enter here
 from __future__ import annotations
 
 from collections.abc import Awaitable, Hashable
+from math import inf
 from typing import TYPE_CHECKING
 
 import anyio
 
 from resilient_llm._loop import EventLoop
-from resilient_llm.core.leases import LeaseAnswer, LeaseLimit
-from resilient_llm.core.slots import Slots
+from resilient_llm.core.leases import LeaseAnswer
 from resilient_llm.core.ticket import Ticket, TicketState
 from resilient_llm.core.waiting_room import WaitingRoom
-from resilient_llm.errors import DeadlineExceededError, RejectedError, StoreUnavailableError
+from resilient_llm.errors import RejectedError, StoreUnavailableError
 from resilient_llm.policies._keyed import OVERFLOW
-from resilient_llm.policies._slots import _SMOOTHING, SlotPool
-from resilient_llm.policies._store_events import tell_store
+from resilient_llm.policies._slots import _OUTCOMES, _SMOOTHING, SlotPool
+from resilient_llm.policies._stored_slots import ALL, StoredSlots, key_of
 from resilient_llm.shared_keys import shared_key
 from resilient_llm.telemetry.names import DRY_RUN, LIMITER_NAME, WAIT_QUEUE_DEPTH
 
 if TYPE_CHECKING:
     from resilient_llm.call import Call
-    from resilient_llm.stores.protocol_leases import Lease, LeaseStore
+    from resilient_llm.stores.protocol_leases import LeaseStore
     from resilient_llm.telemetry import Telemetry, WaitOutcome
 
 __all__ = ["SharedSlotPool", "observe_leases", "pool_name"]
-
-_ALL = "all"
 
 
 def pool_name(name: str, key: Hashable) -> str:
@@ -50,19 +48,7 @@ class SharedSlotPool(SlotPool):
     this process's share, which is rounded up. What runs then is counted when the store is back.
     """
 
-    __slots__ = (
-        "_asking",
-        "_changes",
-        "_in_flight",
-        "_leases",
-        "_max_per_tenant",
-        "_out",
-        "_passed",
-        "_processes",
-        "_store",
-        "_untidy",
-        "held",
-    )
+    __slots__ = ("_asking", "_changes", "_guard", "_passed", "_untidy")
 
     def __init__(
         self,
@@ -77,20 +63,20 @@ class SharedSlotPool(SlotPool):
         max_per_tenant: int | None = None,
     ) -> None:
         super().__init__(limit, room, name=name, max_wait=max_wait, error=error)
-        self.slots: _StoredSlots = _StoredSlots(limit, room)
-        self.held = 0
-        """How many slots were held in all processes when the last one was granted here."""
-        self._store = store
-        self._leases = store.leases.pool(pool, self._on_free)
-        self._max_per_tenant = max_per_tenant
-        self._out: dict[Hashable, list[Lease]] = {}
+        self.slots: StoredSlots = StoredSlots(
+            limit, room, store=store, pool=pool, on_free=self._on_free, max_per_tenant=max_per_tenant
+        )
+        self._guard = store.guard
         self._passed: dict[str, Hashable] = {}  # tenants that hold all they may, by the key that said so
-        self._processes = 1  # when the store last decided: one that is back may have to count them again
         self._asking: Ticket[Hashable] | None = None  # the first in line, while it is
         self._untidy: set[Hashable] = set()  # tenants who may have places they need no more
-        self._in_flight = 0  # requests of anybody
         # Of what a refusal was about: one that is on its way may be out of date when it arrives.
         self._changes = 0
+
+    @property
+    def held(self) -> int:
+        """Tell how many slots were held in all processes when the last one was granted here."""
+        return self.slots.held_by_all
 
     async def acquire(self, call: Call, tenant: Hashable = None, *, cost: float = 1.0) -> None:
         """Take a slot, waiting for it if need be, as `SlotPool.acquire` does.
@@ -100,9 +86,10 @@ class SharedSlotPool(SlotPool):
         since = call.loop.time()
         room = self.slots.room
         refused, changes = None, self._changes
-        guard = self._store.guard
         asks = not room.depth(tenant) and self._head(since) is None
-        if asks or (not guard.closed and guard.on_error != "local"):  # then there is nothing to wait for
+        if asks or (
+            not self._guard.closed and self._guard.on_error != "local"
+        ):  # then there is nothing to wait for
             try:
                 refused = await self._ask_store(call, tenant, wait=not room.is_full(tenant))
             except BaseException:
@@ -113,7 +100,7 @@ class SharedSlotPool(SlotPool):
                 self._tidy(tenant)
                 return
         deadline = min(since + self._max_wait, call.deadline)
-        ticket = room.push(tenant, since, cost=cost, priority=call.priority, deadline=deadline)
+        ticket = self._push(call, tenant, since, cost=cost, deadline=deadline)
         if ticket is None:
             self._tidy(tenant)
             raise self._refuse(call, tenant, "its queue is full")
@@ -134,82 +121,40 @@ class SharedSlotPool(SlotPool):
         """Give back a slot that was held since then; the store says whom it is for."""
         held = now - since
         self._mean_hold += _SMOOTHING * (held - self._mean_hold) if self._mean_hold else held
-        self._give_back(tenant)
-        if not self._store.guard.closed:  # nobody else is going to say that it is free
-            self._resume(_key_of(tenant))
+        self.slots.give_back(tenant)
+        if not self._guard.closed:  # nobody else is going to say that it is free
+            self._resume(key_of(tenant))
             self._kick()
 
     def resize(self, limit: int, now: float, *, max_per_tenant: int | None = None) -> None:
         """Change how many slots there are, as far as this process is asked; those in use stay until released."""
-        self.slots.resize(limit, now)
-        if max_per_tenant is not None:
-            self._max_per_tenant = max_per_tenant
+        self.slots.resize(limit, now, max_per_tenant=max_per_tenant)
         for key in list(self._passed):
             self._resume(key)
         self._kick()
 
     def idle(self, _now: float) -> bool:
         """Tell whether nobody holds a slot, waits for one or is asking for one."""
-        return not self.slots.in_use and not len(self.slots.room) and not self._in_flight
+        return not self.slots.in_use and not len(self.slots.room) and not self.slots.in_flight
 
-    def _limits(self, tenant: Hashable) -> tuple[LeaseLimit, ...]:
-        whole = LeaseLimit(_ALL, self.slots.limit)
-        if self._max_per_tenant is None:
-            return (whole,)
-        return LeaseLimit(_key_of(tenant), self._max_per_tenant), whole
+    def _push(
+        self, call: Call, tenant: Hashable, now: float, *, cost: float, deadline: float = inf
+    ) -> Ticket[Hashable] | None:
+        room = self.slots.room
+        ticket = room.push(tenant, now, cost=cost, priority=call.priority, deadline=deadline)
+        self.wake(room.take_displaced())
+        return ticket
 
-    async def _ask_store(self, call: Call, tenant: Hashable, *, wait: bool) -> LeaseAnswer | None:
-        """Ask the store for a slot; `None` when it is granted, by the store or in its absence."""
-        limits = self._limits(tenant)
-        self._in_flight += 1
-        try:
-            got = await self._leases.acquire(limits, wait=wait)
-        except StoreUnavailableError as error:
-            got = self._decide_alone(call, tenant, limits, error)
-        else:
-            self._processes = self._store.processes
-        finally:
-            self._in_flight -= 1
-            tell_store(call, self._store.guard)
-        if isinstance(got, LeaseAnswer):
-            return got
-        self._take(tenant, got)
-        return None
-
-    def _take(self, tenant: Hashable, lease: Lease) -> None:
-        self._out.setdefault(tenant, []).append(lease)
-        self.slots.take()
-        self.held = lease.held
-        # A grant takes this process's places: whoever waits there asks again.
-        self._changes += 1
-        self._resume(_key_of(tenant))
-
-    def _give_back(self, tenant: Hashable) -> None:
-        self.slots.release(tenant, 0.0)
-        leases = self._out[tenant]
-        lease = leases.pop()
-        if not leases:
-            del self._out[tenant]
-        self._leases.release(lease)
-
-    def _decide_alone(
-        self, call: Call, tenant: Hashable, limits: tuple[LeaseLimit, ...], error: StoreUnavailableError
-    ) -> Lease | LeaseAnswer:
-        """Decide without the store, as its guard was told to."""
-        guard = self._store.guard
-        guard.unguarded += 1
-        if guard.on_error == "closed":
-            call.telemetry.rejected(call, error)
-            raise error
-        processes = max(self._processes, self._store.processes)
-        if guard.on_error == "local":
-            here = [len(self._out.get(tenant, ())), self.slots.in_use][-len(limits) :]
-            for (key, most), held in zip(limits, here, strict=True):
-                if held >= -(-most // processes):
-                    return LeaseAnswer(key, held)
-        lease = self._leases.adopt(limits)
-        lease.held = (self.slots.in_use + 1) * processes  # as good a guess as there is
-        return lease
+    async def _ask_store(
+        self, call: Call, tenant: Hashable, *, wait: bool = False, alone: bool = True
+    ) -> LeaseAnswer | None:
+        """Ask the store for a slot; `None` when it is granted, by the store or (`alone`) in its absence."""
+        refused = await self.slots.ask(call, tenant, wait=wait, alone=alone)
+        if refused is None:
+            # A grant takes this process's places: whoever waits there asks again.
+            self._changes += 1
+            self._resume(key_of(tenant))
+        return refused
 
     async def _wait_in_line(self, call: Call, ticket: Ticket[Hashable], since: float, *, ask: bool) -> None:
         depth = len(self.slots.room)
@@ -217,7 +162,7 @@ class SharedSlotPool(SlotPool):
         try:
             with anyio.CancelScope(deadline=ticket.deadline):
                 await self._take_turns(call, ticket, ask=ask)
-            outcome = "acquired" if ticket.state is TicketState.GRANTED else "timeout"
+            outcome = _OUTCOMES.get(ticket.state, "timeout")
         finally:
             self.slots.room.remove(ticket)
             self._tidy(ticket.tenant)
@@ -225,11 +170,7 @@ class SharedSlotPool(SlotPool):
             call.telemetry.waited(
                 call, self._name, since=since, outcome=outcome, unit="concurrency", depth=depth
             )
-        if outcome == "timeout":
-            if ticket.deadline == call.deadline:
-                msg = f"the call's deadline passed while it waited for a slot of {self._name}"
-                raise DeadlineExceededError(msg)
-            raise self._refuse(call, ticket.tenant, self._too_long)
+        self._raise_unless_acquired(call, ticket, outcome)
 
     async def _take_turns(self, call: Call, ticket: Ticket[Hashable], *, ask: bool) -> None:
         """Ask each time it is this one's turn to, until a slot is granted or the ticket ends otherwise."""
@@ -254,8 +195,8 @@ class SharedSlotPool(SlotPool):
                 self._asking = None
             if refused is None and self._head(call.loop.time()) is ticket:
                 self.slots.room.pop()
-            elif refused is None:  # too late: its deadline has come
-                self._give_back(ticket.tenant)
+            elif refused is None:  # too late: its deadline has come, or it has made way
+                self.slots.give_back(ticket.tenant)
             elif changes != self._changes:
                 ask = True
             else:
@@ -265,20 +206,14 @@ class SharedSlotPool(SlotPool):
     async def _rehearse(self, call: Call, tenant: Hashable, cost: float) -> None:
         since = call.loop.time()
         room = self.slots.room
-        self._in_flight += 1
         try:
-            got = await self._leases.acquire(self._limits(tenant))
+            refused = await self._ask_store(call, tenant, alone=False)
         except StoreUnavailableError:
-            self._store.guard.unguarded += 1
             return
-        finally:
-            self._in_flight -= 1
-            tell_store(call, self._store.guard)
-        if not isinstance(got, LeaseAnswer):
-            self._take(tenant, got)
+        if refused is None:
             call.on_finish(lambda _: self.release(call.loop.time(), since=since, tenant=tenant))
             return
-        ticket = room.push(tenant, since, cost=cost)
+        ticket = self._push(call, tenant, since, cost=cost)
         if ticket is None:
             call.telemetry.rejected(call, self.full("its queue is full", tenant), dry_run=True)
             return
@@ -297,14 +232,14 @@ class SharedSlotPool(SlotPool):
         tenant = self._passed.get(key)
         self._resume(key)
         self._kick()
-        if tenant is not None or key == _ALL:
+        if tenant is not None or key == ALL:
             self._tidy(tenant)
 
     def _pass_over(self, tenant: Hashable, refused: LeaseAnswer) -> None:
         """Serve others meanwhile, when it is the tenant's own slots that are all taken."""
         if self._asking is not None and self._asking.tenant == tenant:
             return  # about to hear itself how things stand, and not to be taken out of its turn before
-        if refused.refused is not None and refused.refused != _ALL:
+        if refused.refused is not None and refused.refused != ALL:
             self._passed[refused.refused] = tenant
             self.slots.room.suspend(tenant)
             self._kick()
@@ -334,51 +269,18 @@ class SharedSlotPool(SlotPool):
     def _tidy(self, tenant: Hashable) -> None:
         """Give up places that nobody here needs any more; nobody can say while somebody asks."""
         self._untidy.add(tenant)
-        if self._in_flight:
+        if self.slots.in_flight:
             return
         room = self.slots.room
-        unused: list[LeaseLimit] = []
-        for each in self._untidy:
-            if self._max_per_tenant is not None and not room.depth(each):
-                key = _key_of(each)
-                self._passed.pop(key, None)
-                unused.append(LeaseLimit(key, self._max_per_tenant))
+        unused = [each for each in self._untidy if not room.depth(each)]
         self._untidy.clear()
-        if not len(room) or self._head(EventLoop.current().time()) is None:
-            unused.append(LeaseLimit(_ALL, self.slots.limit))
-        if unused:
-            self._leases.leave(unused)
-
-
-class _StoredSlots(Slots[Hashable]):
-    """Count the slots that are held here; whether there is another one, the store says."""
-
-    __slots__ = ()
-
-    def try_acquire(self, _tenant: Hashable) -> bool:
-        """Take none: the store is to be asked."""
-        return False
-
-    def take(self) -> None:
-        """Count one that the store granted."""
-        self.in_use += 1
-
-    def release(self, _tenant: Hashable, _now: float) -> tuple[()]:
-        """Count one less, and hand it to nobody."""
-        self.in_use -= 1
-        return ()
-
-    def resize(self, limit: int, _now: float, *, max_per_tenant: int | None = None) -> tuple[()]:  # noqa: ARG002
-        """Take another number of slots to be right."""
-        self.limit = limit
-        return ()
+        for each in unused:
+            self._passed.pop(key_of(each), None)
+        nobody = not len(room) or self._head(EventLoop.current().time()) is None
+        self.slots.leave(unused, everyone=nobody)
 
 
 def observe_leases(telemetry: Telemetry, store: LeaseStore) -> None:
     """Report the gauges of a store that keeps leases."""
     store.guard.observe(telemetry)
     store.leases.observe(telemetry)
-
-
-def _key_of(tenant: Hashable) -> str:
-    return f"of:{shared_key(tenant)}"

@@ -46,13 +46,12 @@ def fair_room(
     max_queued_total: int | None,
     weights: Weights | None,
     ageing: float,
-    displaces: bool = True,
 ) -> WaitingRoom[Hashable]:
     """Make the room in which tenants wait for slots that they share.
 
     `max_queued` tickets of one tenant have room in it, `max_queued_total` (10 times as many) of all. In a full one
-    a tenant within its share of the places takes one of who exceeds theirs, if it `displaces`. Raises
-    `ConfigurationError` for an option out of range.
+    a tenant within its share of the places takes one of who exceeds theirs. Raises `ConfigurationError` for an
+    option out of range.
     """
     at_least(0, max_queued=max_queued)
     seconds(ageing=ageing, zero=True)
@@ -65,7 +64,7 @@ def fair_room(
         weights=weight_function(weights),
         ageing=ageing,
         credit=_CREDIT,
-        displaces=displaces,
+        displaces=True,
     )
 
 

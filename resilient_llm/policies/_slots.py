@@ -101,6 +101,9 @@ class SlotPool:
             call.telemetry.waited(
                 call, self._name, since=since, outcome=outcome, unit="concurrency", depth=depth
             )
+        self._raise_unless_acquired(call, ticket, outcome)
+
+    def _raise_unless_acquired(self, call: Call, ticket: Ticket[Hashable], outcome: WaitOutcome) -> None:
         if outcome == "rejected":
             raise self._refuse(call, ticket.tenant, _DISPLACED)
         if outcome == "timeout":

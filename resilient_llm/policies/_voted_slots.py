@@ -48,11 +48,11 @@ class VotedSlotPool(SharedSlotPool):
 
     def resize(self, limit: int, now: float, *, max_per_tenant: int | None = None) -> None:  # noqa: ARG002
         """Vote for a number of slots."""
-        if not self._store.guard.closed:
+        if not self._guard.closed:
             super().resize(limit, now)  # there is nobody else to agree with
         elif limit != self._vote or now - self._voted_at >= _VOTE_EVERY:
             self._vote, self._voted_at = limit, now
-            self._leases.vote(limit, self._hear)
+            self.slots.vote(limit, self._hear)
 
     def _hear(self, mean: float) -> None:
         limit = max(1, round(mean))

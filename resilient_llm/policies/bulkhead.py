@@ -14,11 +14,12 @@ from resilient_llm.policies._options import at_least, flag, label, seconds
 from resilient_llm.policies._shared_slots import SharedSlotPool, observe_leases, pool_name
 from resilient_llm.policies._shares import Cost, Weights, cost_function, fair_room
 from resilient_llm.policies._slots import SlotPool
-from resilient_llm.telemetry.names import LIMITER_NAME
+from resilient_llm.telemetry.names import LIMITER_NAME, TENANT
 
 if TYPE_CHECKING:
     from resilient_llm._loop import EventLoop
     from resilient_llm.call import Call, CallNext
+    from resilient_llm.core.slots import Slots
     from resilient_llm.message import Reply
     from resilient_llm.outcome import Outcome
     from resilient_llm.stores.protocol_leases import LeaseStore
@@ -96,7 +97,6 @@ class Bulkhead:
             max_queued_total=self.max_queued_total,
             weights=self.weights,
             ageing=self.ageing,
-            displaces=self.store is None,  # there a place in the queue may be one in the store's, too
         )
         limit = self.max_concurrent if self.shared is None else self.shared
         max_per_tenant = None if self.shared is None else self.max_concurrent
@@ -173,17 +173,39 @@ class Bulkhead:
         return sum(len(pool.slots.room) for pool in self._compartments.values())
 
     def observe(self, telemetry: Telemetry) -> None:
-        """Report the gauges `bulkhead.active` and `bulkhead.queued`, and those of the store."""
+        """Report `bulkhead.active` and `bulkhead.queued`, by tenant where that is the key, and gauges of the store."""
         if self.store is not None:
             observe_leases(telemetry, self.store)
         telemetry.observe("bulkhead.active", self._observe_active, "{call}", "Calls that hold a slot")
         telemetry.observe("bulkhead.queued", self._observe_queued, "{call}", "Calls that wait for a slot")
 
     def _observe_active(self) -> Iterable[tuple[float, Mapping[str, str]]]:
-        yield self.in_use(), {LIMITER_NAME: self.name}
+        by_tenant = self._by_tenant(lambda slots: slots.in_use, lambda slots: slots.held)
+        return self._series(self.in_use(), by_tenant)
 
     def _observe_queued(self) -> Iterable[tuple[float, Mapping[str, str]]]:
-        yield self.queued(), {LIMITER_NAME: self.name}
+        by_tenant = self._by_tenant(lambda slots: len(slots.room), lambda slots: slots.room.depths())
+        return self._series(self.queued(), by_tenant)
+
+    def _by_tenant(
+        self,
+        own: Callable[[Slots[Hashable]], int],
+        split: Callable[[Slots[Hashable]], Mapping[Hashable, int]],
+    ) -> dict[str, int]:
+        """Count for each tenant, where that is the key, in slots of its own or in those that tenants share."""
+        if self.key != "tenant":
+            return {}
+        counts: dict[str, int] = {}
+        for key, pool in self._compartments.items():
+            of_pool = {key: own(pool.slots)} if self.shared is None else split(pool.slots)
+            counts |= {tenant: count for tenant, count in of_pool.items() if isinstance(tenant, str)}
+        return counts
+
+    def _series(self, total: int, by_tenant: Mapping[str, int]) -> Iterable[tuple[float, Mapping[str, str]]]:
+        """Give the total in parts: of each tenant, and of nobody that is known."""
+        yield max(0, total - sum(by_tenant.values())), {LIMITER_NAME: self.name}
+        for tenant, count in by_tenant.items():
+            yield count, {LIMITER_NAME: self.name, TENANT: tenant}
 
 
 async def _after(asked: Awaitable[None], call: Call, call_next: CallNext) -> Reply:

@@ -130,7 +130,6 @@ class ConcurrencyLimit:
             max_queued_total=self.max_queued_total,
             weights=self.weights,
             ageing=self.ageing,
-            displaces=self.store is None,  # there a place in the queue may be one in the store's, too
         )
         if self.store is not None:
             shared = VotedSlotPool(
@@ -209,6 +208,14 @@ class ConcurrencyLimit:
         if limit is not None and self.store is not None:
             return limit.pool.slots.limit
         return (self._new_algorithm() if limit is None else limit.algorithm).limit
+
+    def limits(self) -> dict[Hashable, int]:
+        """Give the limits there are, by their keys."""
+        shared = self.store is not None
+        return {
+            limit.key: limit.pool.slots.limit if shared else limit.algorithm.limit
+            for limit in self._limits.values()
+        }
 
     def in_use(self) -> int:
         """Count the slots in use over all keys."""

@@ -27,7 +27,8 @@ from resilient_llm.policies._options import at_least, seconds
 from resilient_llm.policies._quotas import QuotaSet
 from resilient_llm.policies._rate_waiters import RateWaiters
 from resilient_llm.policies._settlement import never_sent, tokens_used
-from resilient_llm.policies._shared_quotas import BucketView, SharedQuotas, SharedTake
+from resilient_llm.policies._shared_buckets import BucketView, SharedTake
+from resilient_llm.policies._shared_quotas import SharedQuotas
 from resilient_llm.policies._shares import weight_function
 from resilient_llm.policies.limit import Limit
 from resilient_llm.policies.tokens import Estimate, TokenEstimate, amount, estimate_once

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeAlias, cast, get_args, runtime_checkable
 
 from resilient_llm.call import Streaming
@@ -62,6 +62,8 @@ class Stream:
     name: str = "stream"
     placement: ClassVar[Placement] = Placement.STREAM
     _modes: Sequence[Resume] = field(init=False, repr=False)
+    _ending: Streaming = field(init=False, repr=False)
+    """How the stream is passed on of a call that cannot be gone on with."""
     _routers: list[DeclaresPrefill] = field(init=False, repr=False, default_factory=list)
 
     def __post_init__(self) -> None:
@@ -76,6 +78,15 @@ class Stream:
         if self.prefill and "continue" not in modes:
             raise ConfigurationError("prefill= is for resume='continue'; nothing else needs it")
         object.__setattr__(self, "_modes", modes)
+        ending = Streaming(
+            until_complete=self._buffers(continues=False),
+            hold_max=self.hold_max,
+            max_event_size=self.max_event_size,
+            skip_malformed=self.malformed == "skip",
+            include_usage=self.include_usage,
+            declared=not self.prefill,
+        )
+        object.__setattr__(self, "_ending", ending)
 
     def _check_prefill(self) -> None:
         prefill = self.prefill
@@ -103,20 +114,19 @@ class Stream:
             raise ConfigurationError(msg)
         self._routers.extend(router for router in routers if router not in self._routers)
 
-    async def __call__(self, call: Call, call_next: CallNext) -> Reply:
+    def __call__(self, call: Call, call_next: CallNext) -> Awaitable[Reply]:
         """Set how the call's stream is passed on; whoever receives it does so."""
         fields = self._fields(call) if "continue" in self._modes else None
-        call.streaming = Streaming(
-            until_complete=self._buffers(continues=fields is not None),
-            hold_max=self.hold_max,
-            max_event_size=self.max_event_size,
-            skip_malformed=self.malformed == "skip",
-            include_usage=self.include_usage,
-            resume=None if fields is None else call_next,
-            prefill=fields,
-            declared=not self.prefill,
-        )
-        return await call_next(call)
+        if fields is None:
+            call.streaming = self._ending
+        else:
+            call.streaming = replace(
+                self._ending,
+                until_complete=self._buffers(continues=True),
+                resume=call_next,
+                prefill=fields,
+            )
+        return call_next(call)
 
     def _buffers(self, *, continues: bool) -> bool:
         for mode in self._modes:

@@ -134,7 +134,7 @@ class Answer:
     @property
     def finish_reasons(self) -> tuple[str, ...]:
         """Give the reasons, in the provider's words, in the order of the alternatives."""
-        return tuple(self._finished[index] for index in sorted(self._finished))
+        return tuple([self._finished[index] for index in sorted(self._finished)])
 
     @property
     def finished(self) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from resilient_llm.core.sse import DEFAULT_MAX_EVENT_SIZE
 from resilient_llm.message import Headers, JSONObject, header
-from resilient_llm.outcome import SUCCESS, Outcome
+from resilient_llm.outcome import SUCCESS, Outcome, Verdict
 from resilient_llm.providers.answer import Answer, objects
 from resilient_llm.providers.content import ContentDecoder, decode_body
 from resilient_llm.providers.event_reader import classify_error, fault
@@ -113,7 +113,8 @@ def read_body(
     parsed = parse(decoded)
     if not isinstance(parsed, dict | list):
         return _read_other(dialect, status, headers, decoded, operation, streamed=streamed)
-    items = list(objects(parsed if isinstance(parsed, list) else [parsed]))  # Gemini writes streams as lists
+    # Gemini writes streams as lists.
+    items: list[JSONObject] = list(objects(parsed)) if isinstance(parsed, list) else [parsed]
     answer = Answer()
     outcome = _read_items(dialect, status, headers, items, answer)
     if outcome.ok and (streamed or (known and all(map(_PARTS.isdisjoint, items)))):
@@ -170,7 +171,10 @@ def _read_other(
 
 def _with_usage(outcome: Outcome, answer: Answer) -> Outcome:
     reported = answer.output_tokens is not None
-    return replace(outcome, usage=answer.usage if reported else answer.estimate())
+    usage = answer.usage if reported else answer.estimate()
+    if outcome is SUCCESS:
+        return Outcome(verdict=Verdict.SUCCESS, usage=usage)
+    return replace(outcome, usage=usage)
 
 
 def _media_type(headers: Headers) -> bytes:

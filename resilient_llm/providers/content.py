@@ -214,6 +214,8 @@ _STEPS: Mapping[bytes, Callable[[], _Step]] = {
 def _steps(headers: Headers) -> list[_Step]:
     """Give what undoes the encodings, in the order in which that is done."""
     values = [value for name, value in headers if name.lower() == b"content-encoding"]
+    if not values:
+        return []
     encodings = [token.strip().lower() for token in b",".join(values).split(b",")]
     encodings = [encoding for encoding in encodings if encoding not in (b"", b"identity")]
     if len(encodings) > _MAX_ENCODINGS:

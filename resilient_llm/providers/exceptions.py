@@ -6,12 +6,16 @@ Whatever is not known to be a failure of the transport is not ours to judge, can
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
 from functools import lru_cache
 
 from resilient_llm.outcome import Outcome, Scope, Verdict
 
 __all__ = ["classify_exception"]
+
+_DEEP = 8
+"""Causes of an exception that are looked at."""
 
 
 def classify_exception(error: BaseException) -> Outcome | None:
@@ -22,7 +26,22 @@ def classify_exception(error: BaseException) -> Outcome | None:
     """
     if not isinstance(error, Exception):
         return None
-    return _classify(type(error))  # type: ignore[arg-type]  # mypy looks at the instances' __hash__
+    outcome = _classify(type(error))  # type: ignore[arg-type]  # mypy looks at the instances' __hash__
+    if outcome is not None and outcome.error_type == "connect_error" and _is_out_of_files(error):
+        return _POOL_TIMEOUT  # of sockets: a target would be blamed for what this process lacks
+    return outcome
+
+
+def _is_out_of_files(error: BaseException) -> bool:
+    """Tell whether there was no descriptor for another socket."""
+    cause: BaseException | None = error
+    for _ in range(_DEEP):
+        if cause is None:
+            return False
+        if isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
 
 
 @lru_cache(maxsize=256)

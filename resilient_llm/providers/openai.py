@@ -90,7 +90,7 @@ class OpenAIDialect(BaseDialect):
             provider=provider,
             operation=route.operation,
             model=text(body.get("model")) or _deployment(location.path),
-            stream=body.get("stream") is True,
+            stream=body.get("stream") is True and route.operation != "embeddings",
             repeat_safe=route.repeat_safe and not stored(body) and body.get("conversation") is None,
             # The SDK renews a caller's key for each step of its tool runners, which suggests that the API
             # goes by it. A server at an unknown host does too or passes over it; known others document none.

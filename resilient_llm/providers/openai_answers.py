@@ -51,33 +51,34 @@ def read_usage(usage: object, answer: Answer) -> None:
     """
     if not isinstance(usage, dict):
         return
-    cached = (
-        count(usage, "prompt_tokens_details", "cached_tokens"),
-        count(usage, "input_tokens_details", "cached_tokens"),
-        count(usage, "prompt_cache_hit_tokens"),  # DeepSeek
-    )
     total = count(usage, "total_tokens")
-    written = _first(count(usage, "completion_tokens"), count(usage, "output_tokens"))
-    read = _first(count(usage, "prompt_tokens"), count(usage, "input_tokens"))
+    written, read = count(usage, "completion_tokens"), count(usage, "prompt_tokens")
+    if written is None:
+        written = count(usage, "output_tokens")
+    if read is None:
+        read = count(usage, "input_tokens")
     if total is not None and read is not None:
         written = max(written or 0, total - read)
     elif written is None:  # embeddings and reranking have nothing else to count
-        read = _first(read, total)
+        read = total if read is None else read
+    cached = _detail(usage, "cached_tokens", "prompt_tokens_details", "input_tokens_details")
+    if cached is None and "prompt_cache_hit_tokens" in usage:  # DeepSeek
+        cached = count(usage, "prompt_cache_hit_tokens")
     answer.count_tokens(
         input=read,
         output=written,
-        cached=_first(*cached),
-        reasoning=_first(
-            count(usage, "completion_tokens_details", "reasoning_tokens"),
-            count(usage, "output_tokens_details", "reasoning_tokens"),
-        ),
+        cached=cached,
+        reasoning=_detail(usage, "reasoning_tokens", "completion_tokens_details", "output_tokens_details"),
     )
 
 
-def _first(*counts: int | None) -> int | None:
-    for number in counts:
-        if number is not None:
-            return number
+def _detail(usage: JSONObject, name: str, *holders: str) -> int | None:
+    """Give the first number of this name in one of the objects that are called so."""
+    for holder in holders:
+        if holder in usage:  # most usage has none of them, and is read for each reply
+            found = count(usage, holder, name)
+            if found is not None:
+                return found
     return None
 
 

@@ -90,7 +90,7 @@ def reports_error(body: object) -> bool:
         return True
     choices = body.get("choices")
     if isinstance(choices, list) and choices:
-        return all(_has_failed(choice) for choice in choices)
+        return all(map(_has_failed, choices))
     error = body.get("error")
     if isinstance(error, dict):  # some replies have the fields of an error, all of them null
         return any(value is not None for value in error.values())

@@ -75,6 +75,7 @@ class Deployment:
         "credentials",
         "durations",
         "failures",
+        "isolated",
         "load",
         "place",
         "target",
@@ -101,6 +102,8 @@ class Deployment:
         )
         self.cooling_until = -math.inf
         self._spread = 0.0
+        self.isolated = False
+        """Whether it was set aside by hand: nothing is sent there."""
         self._on_trial = False  # it has said to stay away for longer than anybody does
         self._waiting = waiting
         self._stored = stored
@@ -119,6 +122,9 @@ class Deployment:
 
     def why_not(self, call: Call, needs: Needs, now: float) -> str | None:
         """Say why an attempt may not be sent here now; `None` when it may."""
+        if self.isolated:
+            self._out[self] = None
+            return "isolated"
         if self._particular or needs.is_particular:
             why = self.never(needs)
             if why is not None:
@@ -156,7 +162,7 @@ class Deployment:
         within `patience`.
         """
         patience = max(delay, patience)
-        reopens = self._reopens_in(call)
+        reopens = math.inf if self.isolated else self._reopens_in(call)
         if reopens > patience or self._is_being_tried or self.never(needs) is not None:
             return math.inf
         wait = max(delay, reopens, self.cooling_until - now)
@@ -170,7 +176,7 @@ class Deployment:
 
     def back_in(self, call: Call, needs: Needs, now: float) -> float:
         """Give the seconds until it can be asked again as things stand; infinity when the call is none for it."""
-        if self.never(needs) is not None:
+        if self.isolated or self.never(needs) is not None:
             return math.inf
         wait = max(
             0.0, self.cooling_until - now, self._reopens_in(call), _SOON if self._is_being_tried else 0.0
@@ -196,15 +202,24 @@ class Deployment:
         """Tell whether there is a credential that the call may have now, after one was throttled."""
         now = call.loop.time()
         pool = self.credentials
-        return pool is not None and now >= self.cooling_until and pool.is_ready(now, call.purpose)
+        if pool is None or self.isolated:
+            return False
+        return now >= self.cooling_until and pool.is_ready(now, call.purpose)
 
     def restore(self) -> None:
-        """Forget that it cools down, and what its credentials were refused for."""
+        """Forget that it was set aside, that it cools down, and what its credentials were refused for."""
+        self.isolated = False
         self.cooling_until = -math.inf
         self._on_trial = False
         if self.credentials is not None:
             for index in range(len(self.credentials)):
                 self.credentials.restore(index)
+
+    def go_on(self, *, cool_down: float, slow_start: float, estimate: Estimate) -> None:
+        """Be another router's from now on, which has these options; a weight that was set by hand ends."""
+        self._cool_down, self._estimate = cool_down, estimate
+        self.load.slow_start, self.load.weight = slow_start, self.target.weight
+        self._chained = self._chain = None  # or the other router's pipeline would be kept
 
     def _reopens_in(self, call: Call) -> float:
         asked, call.target = call.target, self.target  # circuits go by it

@@ -50,6 +50,54 @@ class Fleet:
         self._deployments: dict[str, Deployment] = {}
         self._credentials: dict[Terms, CredentialUse] = {}
         self._out: dict[Deployment, None] = {}
+        self._isolated: set[str] = set()
+        self._weights: dict[str, float] = {}
+
+    def take_over(self, previous: Fleet) -> None:
+        """Go on with what another fleet knows of the targets that both have, and share it with that one's last calls.
+
+        Targets that were set aside stay so by their names. Weights that were set by hand end.
+        """
+        self.waiting, self._out, self._credentials = previous.waiting, previous._out, previous._credentials
+        targets = {target.name: target for group in self._models.values() for target in group}
+        for name, deployment in previous._deployments.items():
+            if targets.get(name) is not deployment.target:
+                self._out.pop(deployment, None)
+                continue
+            self._deployments[name] = deployment
+            deployment.go_on(cool_down=self._cool_down, slow_start=self._slow_start, estimate=self._estimate)
+        self._isolated = previous._isolated & targets.keys()
+
+    def isolate(self, name: str) -> None:
+        """Send nothing to a target any more."""
+        self._isolated.add(name)
+        deployment = self._deployments.get(name)
+        if deployment is not None:
+            deployment.isolated = True
+
+    def restore(self, name: str) -> None:
+        """Send to a target again, whatever it was left alone for."""
+        self._isolated.discard(name)
+        deployment = self._deployments.get(name)
+        if deployment is not None:
+            deployment.restore()
+
+    def weigh(self, name: str, weight: float) -> None:
+        """Give a target another weight."""
+        self._weights[name] = weight
+        deployment = self._deployments.get(name)
+        if deployment is None:
+            return
+        load = deployment.load
+        load.weight = weight
+        for model, group in self._groups.items():
+            if load in group.deployments:
+                self._groups[model] = group._replace(pool=Pool(group.pool.loads))
+        self._chains.clear()
+
+    def weight_of(self, target: Target) -> float:
+        """Give the weight that a target has: its own, or the one it was given."""
+        return self._weights.get(target.name, target.weight)
 
     def deployment(self, name: str) -> Deployment | None:
         """Give what is known of the target of that name; `None` while nothing is."""
@@ -77,7 +125,7 @@ class Fleet:
             price = target.price_for(model)  # what a model of unknown name costs its name may tell
             load = TargetLoad(
                 target.name,
-                weight=target.weight,
+                weight=self.weight_of(target),
                 price=0.0 if price is None else price.blended,
                 slow_start=self._slow_start,
             )
@@ -91,4 +139,5 @@ class Fleet:
                 waiting=self.waiting,
                 stored=self._stored,
             )
+            deployment.isolated = target.name in self._isolated
         return deployment

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from resilient_llm.core.circuit_state import CircuitState
+from resilient_llm.policies.concurrency_limit import ConcurrencyLimit
 
 if TYPE_CHECKING:
     from resilient_llm.policies.circuit_breaker import CircuitBreaker
     from resilient_llm.routing.deployment import Deployment
     from resilient_llm.routing.route import Group
+    from resilient_llm.target import Target
 
 __all__ = [
     "CredentialReport",
@@ -88,7 +90,7 @@ class TargetHealth:
     healthy: bool
     """Whether it may be asked now, as far as its circuit, its credentials and what it has said go."""
     circuit: str | None
-    """closed, half_open, open or isolated, the worst of those it has."""
+    """closed, half_open, open or isolated, the worst of those it has; isolated too when it was set aside itself."""
     in_flight: int
     attempts: int
     failures: int
@@ -101,6 +103,13 @@ class TargetHealth:
     cooling_down: float
     """Seconds until it may be asked again after it was throttled."""
     credentials: Sequence[CredentialReport]
+    weight: float
+    effective_weight: float
+    """What is left of `weight` after failures of late, or while it starts slowly."""
+    limit: int | None
+    """Attempts that may be in flight at once, by the lowest of its own concurrency limits."""
+    by_hand: Sequence[str]
+    """What somebody has changed of it: isolated, weight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +156,8 @@ def _of(deployment: Deployment, model: str, shared: Sequence[CircuitBreaker], no
         for breaker in (*deployment.circuits, *shared)
         for state in circuits_of(breaker, target.name).values()
     }
+    if deployment.isolated:
+        states.add(CircuitState.ISOLATED)
     circuit = next((state for state in _WORST if state in states), None)
     cooling = max(0.0, deployment.cooling_until - now)
     return TargetHealth(
@@ -171,6 +182,13 @@ def _of(deployment: Deployment, model: str, shared: Sequence[CircuitBreaker], no
             )
             for key, one in zip(target.credentials, pool.health(now), strict=True)
         ),
+        weight=load.weight,
+        effective_weight=load.effective_weight(now),
+        limit=_limit(target),
+        by_hand=(
+            *(("isolated",) if deployment.isolated else ()),
+            *(("weight",) if load.weight != target.weight else ()),
+        ),
     )
 
 
@@ -181,6 +199,17 @@ def circuits_of(breaker: CircuitBreaker, name: str) -> dict[Hashable, CircuitSta
         for key, state in breaker.states().items()
         if key == name or (isinstance(key, tuple) and name in key)
     }
+
+
+def _limit(target: Target) -> int | None:
+    limits = [
+        limit
+        for policy in target.policies
+        if isinstance(policy, ConcurrencyLimit)
+        for key, limit in policy.limits().items()
+        if key == target.name or (isinstance(key, tuple) and target.name in key)
+    ]
+    return min(limits, default=None)
 
 
 def _latency(durations: Sequence[float]) -> Latency | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
+from weakref import ref
 
 from resilient_llm.policies.tokens import estimate_once, prompt_tokens
 from resilient_llm.providers import dialect_for
@@ -28,7 +29,9 @@ class Needs:
     """Say what one call needs: a dialect, capabilities, room for its prompt."""
 
     def __init__(self, call: Call, estimate: Estimate) -> None:
-        self._call = call
+        # The call holds its route, and the route this: held in return, all of a request would be left to the
+        # garbage collector.
+        self._attempt, self._owner = ref(call), ref(call.parent or call)
         self.request = call.request
         """The request it is, as its caller has written it."""
         self.continues = call.streaming.declared and (call.parent or call).broke is not None
@@ -38,6 +41,13 @@ class Needs:
         """Where the stored answer is kept that it goes on from; `None` when there is none, or nobody knows."""
         self.larger_than = 0
         """The context window, in tokens, that was too small for it; 0 while none was, and -1 for one nobody knows."""
+
+    @property
+    def _call(self) -> Call:
+        """Give the attempt it was made for, or the call when that attempt is over."""
+        call = self._attempt() or self._owner()
+        assert call is not None  # noqa: S101 - whoever asks has it, or a later attempt of it
+        return call
 
     @property
     def is_particular(self) -> bool:

@@ -8,7 +8,7 @@ attempt is made is `Retry`'s to decide.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -77,7 +77,6 @@ class Route:
         "_balancer",
         "_chain",
         "_given_up",
-        "_only",
         "_patience",
         "_random",
         "_refused",
@@ -113,7 +112,6 @@ class Route:
         self._spared: list[
             Deployment
         ] = []  # once for each attempt that failed for its credential and is not counted
-        self._only = len(chain) == 1 and len(chain[0].deployments) == 1
         self.tries = 0
         """Attempts made of the model it is at, but for hedges, and for those that found a credential dead."""
         self.last: Deployment | None = None
@@ -138,7 +136,10 @@ class Route:
             for deployment in group.out:
                 if deployment.load in group.deployments and deployment.wants_probe(call, self.needs, now):
                     return Choice(group, deployment, rejected)
-        for load in self._balancer.order(group.pool, self.needs, now, self._random):
+        loads: Iterable[TargetLoad] = group.pool.loads
+        if len(group.pool.loads) > 1:
+            loads = self._balancer.order(group.pool, self.needs, now, self._random)
+        for load in loads:
             deployment = group.deployments[load]
             why = None if fresh else self._why_not(deployment)
             if why is None:
@@ -186,7 +187,7 @@ class Route:
     def _ended(self, call: Call, deployment: Deployment, outcome: Outcome) -> None:
         if outcome.context_exceeded:
             self.needs.outgrew(deployment.target.context_window)
-        elif outcome.silent and not self._only:
+        elif outcome.silent and self._has_another(deployment):
             self._given_up.append(deployment)
         elif outcome.dead_credential:
             # Another of its credentials may do; the one that failed is set aside already.
@@ -199,6 +200,14 @@ class Route:
                 self.tries -= 1
         elif outcome.verdict is Verdict.THROTTLED and deployment.other_credential(call):
             self._untry(deployment)
+
+    def _has_another(self, deployment: Deployment) -> bool:
+        """Tell whether another target, of any model of the chain, could carry out the call as it is written."""
+        return any(
+            other is not deployment and other.never(self.needs) is None
+            for group in self._chain
+            for other in group.deployments.values()
+        )
 
     def _untry(self, deployment: Deployment) -> None:
         if deployment in self._tried:

@@ -6,8 +6,10 @@ says which is best. Here attempts are sent, taken back when a target refuses the
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 from resilient_llm._loop import LoopBound
 from resilient_llm.errors import ConfigurationError, RejectedError, UnknownModelError
 from resilient_llm.ordering import Placement, check_order, policy_name
-from resilient_llm.policies._options import flag, function, instance_of, label, offers, seconds
+from resilient_llm.policies._options import flag, function, instance_of, label, number, offers, seconds
 from resilient_llm.policies.circuit_breaker import CircuitBreaker
 from resilient_llm.policies.tokens import TokenEstimate
 from resilient_llm.routing.balancers import Balancer, WeightedLeastConnections
@@ -25,7 +27,9 @@ from resilient_llm.routing.needs import Needs
 from resilient_llm.routing.refusal import refusal
 from resilient_llm.routing.route import Route
 from resilient_llm.routing.stored_answers import StoredAnswers
+from resilient_llm.routing.target_change import TargetChange
 from resilient_llm.target import Target
+from resilient_llm.telemetry.names import TARGET_CHANGE
 from resilient_llm.telemetry.silent import Routing, WaitOutcome
 
 if TYPE_CHECKING:
@@ -36,9 +40,12 @@ if TYPE_CHECKING:
     from resilient_llm.pricing import Price
     from resilient_llm.routing.deployment import Deployment
     from resilient_llm.routing.route import Group
+    from resilient_llm.routing.target_change import ByHand
     from resilient_llm.telemetry import Telemetry
 
 __all__ = ["ANSWERED_BY", "Router", "Targets"]
+
+logger = logging.getLogger("resilient_llm")
 
 ANSWERED_BY = b"x-resilient-llm-target"
 """The header that names the target a reply is from."""
@@ -50,6 +57,8 @@ _ANY = "*"
 _ROUNDING = 1e-6
 """Seconds by which a time that was kept on a clock may be off."""
 
+_MAX_WEIGHT = 1e12
+_MAX_UNTOLD = 16
 _MAX_SHOWN = 16
 """Targets that one span lists."""
 
@@ -92,6 +101,9 @@ class Router:
     _fleet: Fleet = field(init=False, repr=False)
     _stored: StoredAnswers = field(init=False, repr=False, default_factory=StoredAnswers)
     _circuits: list[CircuitBreaker] = field(init=False, repr=False, default_factory=list)
+    _untold: deque[TargetChange] = field(
+        init=False, repr=False, default_factory=lambda: deque(maxlen=_MAX_UNTOLD)
+    )
     _loop: LoopBound = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -188,8 +200,9 @@ class Router:
                 route.refused(call, deployment, error)
                 continue
             if self.name_target:
-                others = (header for header in reply.headers if header[0].lower() != ANSWERED_BY)
-                reply.headers = [*others, (ANSWERED_BY, deployment.target.name.encode())]
+                headers = [header for header in reply.headers if header[0].lower() != ANSWERED_BY]
+                headers.append((ANSWERED_BY, deployment.target.name.encode()))
+                reply.headers = headers
             return reply
 
     def _route(self, call: Call) -> Route:
@@ -198,6 +211,8 @@ class Router:
         route = owner.route
         if not isinstance(route, Route):
             self._loop.bind(call.loop)
+            while self._untold:
+                call.telemetry.event(call, TARGET_CHANGE, self._untold.popleft().attributes())
             kept_by = self._kept_by(call)
             model = owner.logical_model or owner.profile.model
             if model is None and kept_by is not None:  # to read a stored answer, say
@@ -329,26 +344,76 @@ class Router:
         except RuntimeError:  # trio's clock is gone with its loop
             return math.inf
 
-    def restore(self, name: str) -> None:
-        """Bring a target back by hand: it does not cool down, its credentials are good, its circuits closed.
+    # By hand
+
+    def isolate(self, name: str) -> None:
+        """Send nothing to a target until `restore`, whatever its circuits say; what is there ends as it would.
 
         From any thread; in another it takes effect as soon as the event loop comes to it. Raises `ConfigurationError`
         when no target is called so.
         """
-        if all(target.name != name for target in self._every_target()):
-            raise ConfigurationError(f"name={name!r}: no target is called so")
+        target = self._called(name)
+        self._by_hand(target, "isolated", lambda fleet: fleet.isolate(name))
+
+    def restore(self, name: str) -> None:
+        """Bring a target back: it is not set aside, does not cool down, its keys are good, its circuits closed.
+
+        From any thread, and raises, as `isolate`.
+        """
+        target = self._called(name)
+        self._by_hand(target, "restored", lambda fleet: fleet.restore(name))
         deployment = self._fleet.deployment(name)
-        if deployment is None:  # nothing is known of it yet
-            return
-
-        def bring_back(now: float) -> None:
-            deployment.restore()
-            self._fleet.waiting.wake(now)
-
-        self._loop.run(bring_back)
-        for circuit in (*deployment.circuits, *self._circuits):
+        circuits = self._circuits if deployment is None else (*deployment.circuits, *self._circuits)
+        for circuit in circuits:
             for key in circuits_of(circuit, name):
                 circuit.close(key)
+
+    def set_weight(self, name: str, weight: float) -> None:
+        """Give a target another weight until told otherwise, in the place of the one it was declared with.
+
+        From any thread, and raises, as `isolate`; also `ConfigurationError` for a weight that is none.
+        """
+        target = self._called(name)
+        number(0, _MAX_WEIGHT, inside=True, weight=weight)
+        self._by_hand(target, "weighted", lambda fleet: fleet.weigh(name, weight))
+
+    def has(self, name: str) -> bool:
+        """Tell whether one of its targets is called so."""
+        return any(target.name == name for target in self._every_target())
+
+    def _called(self, name: str) -> Target:
+        for target in self._every_target():
+            if target.name == name:
+                return target
+        raise ConfigurationError(f"name={name!r}: no target is called so")
+
+    def _by_hand(self, target: Target, changed: ByHand, change: Callable[[Fleet], None]) -> None:
+        def do(now: float) -> None:
+            fleet = self._fleet
+            change(fleet)
+            fleet.waiting.wake(now)
+            told = TargetChange(self.name, target.name, changed, fleet.weight_of(target))
+            self._untold.append(told)
+            logger.warning("%s", told)
+
+        if self._loop.loop is None:  # no call has been here yet
+            do(0.0)
+        else:
+            self._loop.run(do)
+
+    def take_over(self, previous: Router) -> None:
+        """Go on with what another router knows, which this one is to replace, before the first call.
+
+        Of the targets that both have, the same objects, that is all: calls in flight, latencies, cool-downs, what
+        became of credentials; of the others which stored answers they have, and who is set aside. Calls that the
+        other one still has count here too. Weights that were set by hand end. In the event loop that both belong to.
+        """
+        if previous._loop.loop is not None:
+            previous._loop.bind()  # if that one's loop is over, nothing it knows is of use
+            self._loop.bind()
+        object.__setattr__(self, "_stored", previous._stored)
+        self._forget()
+        self._fleet.take_over(previous._fleet)
 
     def goes_on(self, model: str | None) -> bool:
         """Tell whether a target that calls for this model may go to has `prefill` among its capabilities.

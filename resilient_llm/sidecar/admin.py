@@ -1,6 +1,6 @@
-"""What operators see and do: probes, metrics, health, the configuration, circuits by hand.
+"""The listener of operators: probes for anybody, and what they ask for once it is clear that they may.
 
-An ASGI app of its own, for a listener of its own. It shows what is known, and no secret; it decides nothing.
+An ASGI app of its own, for a listener of its own. What there is to see and to do is the desk's.
 """
 
 from __future__ import annotations
@@ -8,33 +8,27 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from starlette.types import Receive, Scope, Send
 
 from resilient_llm.message import Headers, header
-from resilient_llm.policies import Bulkhead
-from resilient_llm.sidecar.auth import keys_in, same_secret
+from resilient_llm.sidecar.auth import MIN_KEY, keys_in, same_secret
+from resilient_llm.sidecar.desk import JSON, TEXT, Answer, Desk
+from resilient_llm.sidecar.inbound import ClientGoneError, read_body
+from resilient_llm.sidecar.openapi import OPENAPI, description
 from resilient_llm.sidecar.problems import ConfigError, Problem
-from resilient_llm.sidecar.refusal import plain
-
-if TYPE_CHECKING:
-    from resilient_llm.policies import CircuitBreaker
-    from resilient_llm.sidecar.app import Sidecar
-    from resilient_llm.sidecar.reload import Reloader
+from resilient_llm.sidecar.refusal import RefusedError, plain
+from resilient_llm.sidecar.ui import Live, Page, taking_from
+from resilient_llm.sidecar.ui.page import PATH
 
 __all__ = ["Admin", "admin_token"]
 
 logger = logging.getLogger("resilient_llm")
 
-_LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
-_CIRCUIT = re.compile(r"/admin/circuits/([\w.-]+)/(isolate|close)")
-_TEXT: Headers = [(b"content-type", b"text/plain; charset=utf-8")]
-_JSON: Headers = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
-
-Answer = tuple[int, Headers, bytes]
+_LOOPBACK = frozenset({b"localhost", b"127.0.0.1", b"[::1]"})
+_MAX_BODY = 64 * 1024
+_PATIENCE = 10.0
 
 
 class Admin:
@@ -44,24 +38,10 @@ class Admin:
     browser is, since that could be anybody's. Probes are answered always.
     """
 
-    def __init__(
-        self,
-        sidecar: Sidecar,
-        reload: Reloader | None,
-        *,
-        metrics: Callable[[], tuple[bytes, str]] | None = None,
-        token: str | None = None,
-    ) -> None:
-        self._sidecar = sidecar
-        self._reload = reload
-        self._metrics = metrics
+    def __init__(self, desk: Desk, *, token: str | None = None) -> None:
+        self._desk = desk
         self._token = token
-        self._routes: Mapping[tuple[str, str], Callable[[], Awaitable[Answer]]] = {
-            ("GET", "/metrics"): self._show_metrics,
-            ("GET", "/admin/health"): self._health,
-            ("GET", "/admin/config"): self._config,
-            ("POST", "/admin/reload"): self._do_reload,
-        }
+        self._page = Page(Live(taking_from(desk)), token)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -71,98 +51,63 @@ class Admin:
         if scope["type"] != "http":
             return
         method: str = scope["method"]
+        path: str = scope["path"]
+        is_page = path == PATH or path.startswith(f"{PATH}/")
+        # Which has a way in of its own, where there is a token.
+        if is_page and (self._token is not None or _is_from_here(scope["headers"])):
+            await self._page(scope, receive, send)
+            return
         try:
-            status, headers, body = await self._answer(scope)
+            status, headers, body = await self._answer(scope, receive)
+        except ClientGoneError:
+            return
+        except RefusedError as error:
+            status, headers, body = error.status, [*TEXT, *error.headers], f"{error}\n".encode()
         except Exception:
             logger.exception("an admin request met a defect")
-            status, headers, body = 500, _TEXT, b"Something broke.\n"
+            status, headers, body = 500, TEXT, b"Something broke.\n"
         for message in plain(status, body, headers, method):
             await send(message)
 
-    async def _answer(self, scope: Scope) -> Answer:
+    async def _answer(self, scope: Scope, receive: Receive) -> Answer:
         path: str = scope["path"]
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         if path in ("/healthz", "/readyz"):
-            draining = path == "/readyz" and self._sidecar.draining
-            return (503, _TEXT, b"draining\n") if draining else (200, _TEXT, b"ok\n")
+            if method != "GET":
+                return 405, [*TEXT, (b"allow", b"GET, HEAD")], b"Not by this method.\n"
+            draining = path == "/readyz" and self._desk.draining
+            return (503, TEXT, b"draining\n") if draining else (200, TEXT, b"ok\n")
         if (refused := self._refusal(scope["headers"])) is not None:
             return refused
-        route = self._routes.get((method, path))
-        if route is not None:
-            return await route()
-        circuit = _CIRCUIT.fullmatch(path)
-        if circuit is not None and method == "POST":
-            return self._circuit(circuit[1], circuit[2])
-        allowed = [known for known, where in self._routes if where == path] or ["POST"] * (
-            circuit is not None
-        )
-        if allowed:
-            return 405, [*_TEXT, (b"allow", ", ".join(allowed).encode())], b"Not by this method.\n"
-        return 404, _TEXT, b"There is nothing here.\n"
+        if path == OPENAPI:
+            return _described(method)
+        body = b""
+        if method == "POST":
+            body = await read_body(receive, scope["headers"], max_size=_MAX_BODY, patience=_PATIENCE)
+        return await self._desk.answer(method, path, body)
 
     def _refusal(self, headers: Headers) -> Answer | None:
         if self._token is not None:
             if same_secret(keys_in(headers), self._token):
                 return None
-            return 401, [*_TEXT, (b"www-authenticate", b"Bearer")], b"The admin token is needed.\n"
-        host = (header(headers, b"host") or b"").decode("latin-1").lower()
-        name = host if host.endswith("]") else host.rpartition(":")[0] or host
-        if name not in _LOOPBACK or header(headers, b"origin") is not None:
-            return 403, _TEXT, b"Without admin.token_env this is for programs on this machine only.\n"
+            return 401, [*TEXT, (b"www-authenticate", b"Bearer")], b"The admin token is needed.\n"
+        if header(headers, b"origin") is not None or not _is_from_here(headers):
+            return 403, TEXT, b"Without admin.token_env this is for programs on this machine only.\n"
         return None
 
-    async def _show_metrics(self) -> Answer:
-        if self._metrics is None:
-            return 404, _TEXT, b"telemetry.prometheus is off.\n"
-        body, kind = self._metrics()
-        return 200, [(b"content-type", kind.encode())], body
 
-    async def _health(self) -> Answer:
-        setup, reload = self._sidecar.setup, self._reload
-        health: dict[str, object] = json.loads(setup.router.health().to_json())
-        health["draining"] = self._sidecar.draining
-        health["running"] = setup.running
-        bulkheads = [policy for policy in setup.door.pipeline.policies if isinstance(policy, Bulkhead)]
-        health["bulkheads"] = {
-            bulkhead.name: {"in_use": bulkhead.in_use(), "queued": bulkhead.queued()}
-            for bulkhead in bulkheads
-        }
-        if reload is not None:
-            last = reload.last
-            health["reload"] = {"count": last.count, "error": last.error, "after_restart": last.after_restart}
-        return 200, _JSON, json.dumps(health).encode()
+def _described(method: str) -> Answer:
+    if method != "GET":
+        return 405, [*TEXT, (b"allow", b"GET, HEAD")], b"Not by this method.\n"
+    return 200, JSON, json.dumps(description()).encode()
 
-    async def _config(self) -> Answer:
-        setup = self._sidecar.setup
-        shown = {
-            "config": setup.config.redacted(),
-            "pipeline": str(setup.door.pipeline.describe()).splitlines(),
-        }
-        return 200, _JSON, json.dumps(shown, default=str).encode()
 
-    async def _do_reload(self) -> Answer:
-        if self._reload is None:
-            return 409, _TEXT, b"This configuration did not come from a file.\n"
-        try:
-            done = await self._reload()
-        except ConfigError as error:
-            return 422, _JSON, json.dumps({"reloaded": False, "error": str(error)}).encode()
-        return 200, _JSON, json.dumps({"reloaded": True, "after_restart": done.after_restart}).encode()
-
-    def _circuit(self, target: str, action: str) -> Answer:
-        """Isolate a target by its circuits, or close them."""
-        found = self._sidecar.setup.circuits.get(target)
-        if found is None:
-            return 404, _TEXT, b"There is no such target.\n"
-        changed: list[str] = []
-        for name, breaker in found:
-            for key in _keys(name, breaker):
-                (breaker.isolate if action == "isolate" else breaker.close)(key)
-                changed.append(key if isinstance(key, str) else "/".join(map(str, key)))
-        if not changed:
-            return 409, _TEXT, b"It has no circuit yet: there is one for each model once it was asked for.\n"
-        logger.warning("circuits changed by hand", extra={"fields": {"action": action, "circuits": changed}})
-        return 200, _JSON, json.dumps({action: changed}).encode()
+def _is_from_here(headers: Headers) -> bool:
+    """Tell whether a request came to a loopback name, and by no page that came from elsewhere."""
+    host = (header(headers, b"host") or b"").lower()
+    name = host if host.endswith(b"]") else host.rpartition(b":")[0] or host
+    origin = header(headers, b"origin")
+    return name in _LOOPBACK and (origin is None or origin.lower() == b"http://" + host)
 
 
 def admin_token(variable: str | None, environ: Mapping[str, str] = os.environ) -> str | None:
@@ -170,20 +115,10 @@ def admin_token(variable: str | None, environ: Mapping[str, str] = os.environ) -
     if variable is None:
         return None
     token = environ.get(variable, "").strip()
-    if len(token) < 16:
-        why = "has a token of less than 16 characters" if token else "is not set"
+    if len(token) < MIN_KEY:
+        why = f"has a token of less than {MIN_KEY} characters" if token else "is not set"
         raise ConfigError([Problem(("admin", "token_env"), f"the environment variable {variable} {why}")])
     return token
-
-
-def _keys(name: str, breaker: CircuitBreaker) -> list[str | tuple[str, ...]]:
-    if breaker.key == "target":
-        return [name]
-    return [
-        key
-        for key in breaker.states()
-        if isinstance(key, str | tuple) and (key == name or (isinstance(key, tuple) and key[0] == name))
-    ]
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:

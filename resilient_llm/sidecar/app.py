@@ -10,15 +10,18 @@ import logging
 from typing import TYPE_CHECKING
 
 import anyio
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from resilient_llm.sidecar.access_log import Entry
 from resilient_llm.sidecar.build import Setup, build
 from resilient_llm.sidecar.exchange import CutShortError, Exchange
+from resilient_llm.sidecar.headers import first_of
 from resilient_llm.sidecar.inbound import ClientGoneError
 from resilient_llm.sidecar.refusal import RefusedError, plain, refusal
+from resilient_llm.sidecar.ui import Recent
 
 if TYPE_CHECKING:
+    from resilient_llm.message import Headers
     from resilient_llm.sidecar.config import Config
     from resilient_llm.sidecar.engine import Engine
     from resilient_llm.telemetry import Telemetry
@@ -28,16 +31,21 @@ __all__ = ["Sidecar"]
 logger = logging.getLogger("resilient_llm")
 
 _PROBES = frozenset({"/healthz", "/readyz"})
+_BROKEN = (500, "internal_error", "Something broke in the sidecar.")
+_SHUTTING_DOWN = (503, "shutting_down", "The sidecar had to stop before there was an answer. Ask again.")
+_LAST_WORD = 1.0
 
 
 class Sidecar:
     """Answer requests as a configuration says.
 
     `engine` carries what goes to providers, and is closed by `aclose`. Raises `ConfigError` for a configuration that
-    cannot work.
+    cannot work. Where the telemetry's listener is a `Recent`, it keeps what was answered, for people to look at.
     """
 
     def __init__(self, config: Config, engine: Engine, *, telemetry: Telemetry | None = None) -> None:
+        listener = None if telemetry is None else telemetry.listener
+        self.recent = listener if isinstance(listener, Recent) else None
         self._engine = engine
         self._telemetry = telemetry
         self.setup = build(config, engine, telemetry=telemetry)
@@ -79,36 +87,42 @@ class Sidecar:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         setup = self.setup
         setup.running += 1
-        entry = Entry(scope["method"], scope["headers"])
-        started = False
-
-        async def sending(message: Message) -> None:
-            nonlocal started
-            started = True
-            await send(message)
-
+        first = first_of(scope["headers"])
+        entry = Entry(scope["method"], first, setup.door.pipeline.loop().time)
+        exchange = Exchange(setup, scope, receive, send, entry, first)
         try:
-            await Exchange(setup, scope, receive, sending, entry).answer()
+            await exchange.answer()
         except (ClientGoneError, OSError):
             entry.left = True
         except CutShortError:
             entry.failed("cut_short")
             raise
+        except anyio.get_cancelled_exc_class():
+            entry.failed("shutting_down")
+            if not exchange.has_begun:
+                with anyio.CancelScope(shield=True, deadline=anyio.current_time() + _LAST_WORD):
+                    await self._refuse(entry, scope, send, _SHUTTING_DOWN)
+            raise
         except Exception:
             logger.exception("request %s met a defect", entry.request_id)
             entry.failed("internal_error")
-            if started:
+            if exchange.has_begun:
                 raise
-            error = RefusedError(500, "internal_error", "Something broke in the sidecar.")
-            for message in refusal(error, entry.path, scope["method"], []):
-                await send(message)
+            await self._refuse(entry, scope, send, _BROKEN)
         finally:
             setup.running -= 1
+            if self.recent is not None:
+                self.recent.add(entry)
             if setup.config.server.access_log:
                 entry.write()
             if setup.retired and not setup.running:
                 with anyio.CancelScope(shield=True):
                     await self._dispose()
+
+    async def _refuse(self, entry: Entry, scope: Scope, send: Send, why: tuple[int, str, str]) -> None:
+        entry.replied(why[0], [])
+        for message in refusal(RefusedError(*why), entry.path, scope["method"], []):
+            await send(message)
 
     async def _dispose(self) -> None:
         """Close what belonged to setups that nothing runs under any more."""
@@ -120,7 +134,11 @@ class Sidecar:
     async def _probe(self, scope: Scope, send: Send) -> None:
         ready = scope["path"] == "/healthz" or not self.draining
         status, word = (200, b"ok\n") if ready else (503, b"draining\n")
-        for message in plain(status, word, [(b"content-type", b"text/plain")], scope["method"]):
+        headers: Headers = [(b"content-type", b"text/plain")]
+        if scope["method"] not in ("GET", "HEAD"):
+            status, word = 405, b"Not by this method.\n"
+            headers.append((b"allow", b"GET, HEAD"))
+        for message in plain(status, word, headers, scope["method"]):
             await send(message)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:

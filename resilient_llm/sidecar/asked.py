@@ -14,13 +14,16 @@ import anyio
 from starlette.types import Scope
 
 from resilient_llm.core.json_member import with_member
-from resilient_llm.message import Headers, header
+from resilient_llm.sidecar.auth import MIN_KEY, keys_in
 from resilient_llm.sidecar.headers import for_provider
 from resilient_llm.sidecar.inbound import Inbound, safe_path, safe_query
 from resilient_llm.sidecar.refusal import RefusedError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from resilient_llm.client import ClientDoor
+    from resilient_llm.message import Headers
     from resilient_llm.sidecar.browser import Browser
     from resilient_llm.sidecar.build import Setup
     from resilient_llm.sidecar.tables import Tenant
@@ -48,12 +51,16 @@ _OF_THE_BYTES = frozenset({b"content-digest", b"content-length", b"content-md5",
 
 
 class Asked:
-    """Read a request under a configuration; each method raises `RefusedError` for what may not be."""
+    """Read a request under a configuration; each method raises `RefusedError` for what may not be.
 
-    def __init__(self, setup: Setup, scope: Scope, browser: Browser) -> None:
+    `first` has the first value of each of its headers.
+    """
+
+    def __init__(self, setup: Setup, scope: Scope, first: Mapping[bytes, bytes], browser: Browser) -> None:
         self._setup = setup
         self._scope = scope
         self._headers: Headers = scope["headers"]
+        self._first = first
         self._method: str = scope["method"]
         self._browser = browser
         self._raw: bytes = scope.get("raw_path") or scope["path"].encode("latin-1", "replace")
@@ -105,25 +112,33 @@ class Asked:
             path = f"/{rest}"
         sends_body = bool(body) or self._method in ("POST", "PUT", "PATCH")
         headers = for_provider(self._headers, _HOST, len(body) if sends_body else None)
-        if header(self._headers, b"content-encoding") is not None:  # it has been undone
+        if b"content-encoding" in self._first:  # it has been undone
             headers = [
                 one
                 for one in headers
                 if one[0] == b"content-length" or one[0] not in _OF_THE_BYTES | {b"content-encoding"}
             ]
+        values = [value for _name, value in headers]
+        if not (b"".join(values).isascii() or all(map(_is_utf8, values))):
+            raise RefusedError(400, "invalid_header", "A header of the request is not UTF-8.")
         url = f"{_ORIGIN}{path}?{query}" if query else f"{_ORIGIN}{path}"
         return Inbound(self._method, url, headers, body)
 
     def model(self, request: Inbound) -> str:
         """Give the model that a body asks for."""
-        wide = (
-            b"\0" in (request.body or b"")[:4]
-        )  # UTF-16 and UTF-32, which parsers take and JSON does not allow
+        # UTF-16 and UTF-32 are what parsers take and JSON does not allow.
+        wide = b"\0" in (request.body or b"")[:4]
         model = None if wide else request.json.get("model")
         if not isinstance(model, str) or not model:
             why = "The body has to be a JSON object with a model, a string."
             raise RefusedError(400, "invalid_request_error", why)
+        if model not in self._setup.config.models and any(key in model.encode() for key in self._long_keys()):
+            # A slip of the client's that would put its key into the log, and tell it to the provider.
+            raise RefusedError(400, "invalid_request_error", "The model's name has an API key in it.")
         return model
+
+    def _long_keys(self) -> list[bytes]:
+        return [key for key in keys_in(self._headers) if len(key) >= MIN_KEY]
 
     def check_model(self, request: Inbound, tenant: Tenant | None) -> None:
         """Make sure that the tenant may ask for the model, and that the body asks for no other."""
@@ -145,9 +160,9 @@ def is_list(path: str) -> bool:
     return path == _MODELS or path.startswith(f"{_MODELS}/")
 
 
-def deadline_in(headers: Headers) -> float:
+def deadline_in(first: Mapping[bytes, bytes]) -> float:
     """Give the end of the seconds that the client allows, on `anyio.current_time()`'s clock; infinity without any."""
-    asked = header(headers, b"x-request-timeout")
+    asked = first.get(b"x-request-timeout")
     if asked is None:
         return math.inf
     try:
@@ -157,6 +172,14 @@ def deadline_in(headers: Headers) -> float:
     if not 0 < seconds < math.inf:
         raise RefusedError(400, "invalid_timeout", "x-request-timeout has to be seconds above 0.")
     return anyio.current_time() + seconds
+
+
+def _is_utf8(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _by(methods: str, message: str) -> RefusedError:

@@ -12,17 +12,20 @@ from collections.abc import Mapping
 
 from resilient_llm.message import Headers
 
-__all__ = ["TenantKeys", "keys_in", "same_secret"]
+__all__ = ["MIN_KEY", "TenantKeys", "keys_in", "same_secret"]
 
-_KEY_HEADERS = frozenset({b"x-api-key", b"api-key"})
+_KEY_HEADERS = frozenset({b"api-key", b"x-api-key", b"x-goog-api-key"})
 _MAX_KEY = 4096
+
+MIN_KEY = 16
+"""Characters that a key has at least; what is shorter can be guessed."""
 
 
 class TenantKeys:
     """Find the tenant that a key belongs to.
 
-    What is looked up is an HMAC of the key's SHA-256 under a secret of this process: how long a look-up takes tells
-    nothing about keys, since nobody outside can choose, or know, what is compared.
+    What is looked up is a MAC (keyed BLAKE2b) of the key's SHA-256 under a secret of this process: how long a
+    look-up takes tells nothing about keys, since nobody outside can choose, or know, what is compared.
     """
 
     def __init__(self, hashes: Mapping[bytes, str]) -> None:
@@ -40,11 +43,11 @@ class TenantKeys:
         return self._tenants.get(self._mac(hashlib.sha256(keys.pop()).digest()))
 
     def _mac(self, digest: bytes) -> bytes:
-        return hmac.digest(self._secret, digest, "sha256")
+        return hashlib.blake2b(digest, key=self._secret, digest_size=32).digest()
 
 
 def keys_in(headers: Headers) -> set[bytes]:
-    """Give the keys that a request shows, wherever SDKs put them: as a bearer, in x-api-key, in api-key."""
+    """Give the keys that a request shows, wherever SDKs put them: as a bearer, or in a header of their own."""
     keys: set[bytes] = set()
     for name, value in headers:
         if name == b"authorization":

@@ -5,19 +5,20 @@ Nothing is allowed unless the configuration says so. Programs have no origin, an
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
-from resilient_llm.message import Headers, header
+from resilient_llm.message import Headers
 from resilient_llm.sidecar.refusal import RefusedError
 
 __all__ = ["Browser"]
 
 
 class Browser:
-    """Say what a page of the origin in `headers`, if there is one, may do."""
+    """Say what a page of the origin among `headers`, if there is one, may do; of each the first value is given."""
 
-    def __init__(self, headers: Headers, allowed: Collection[str]) -> None:
-        self._origin = header(headers, b"origin")
+    def __init__(self, headers: Mapping[bytes, bytes], allowed: Collection[str]) -> None:
+        self._headers = headers
+        self._origin = headers.get(b"origin")
         self._allowed = self._origin is not None and self._origin.decode("latin-1") in allowed
 
     def check(self) -> None:
@@ -31,15 +32,15 @@ class Browser:
             return []
         return [(b"access-control-allow-origin", self._origin), (b"vary", b"origin")]
 
-    def preflight(self, headers: Headers) -> Headers:
+    def preflight(self, methods: bytes) -> Headers:
         """Give the headers that answer OPTIONS, be it a browser's question or anybody's."""
-        answer: Headers = [(b"allow", b"GET, HEAD, POST, OPTIONS")]
-        if header(headers, b"access-control-request-method") is None:
+        answer: Headers = [(b"allow", methods)]
+        if b"access-control-request-method" not in self._headers:
             return answer
         if not self._allowed:
             raise _refused()
         answer += [(b"access-control-allow-methods", b"GET, POST"), (b"access-control-max-age", b"600")]
-        asked = header(headers, b"access-control-request-headers")
+        asked = self._headers.get(b"access-control-request-headers")
         if asked is not None and asked.translate(None, b"-, _").isalnum():
             answer.append((b"access-control-allow-headers", asked))
         return answer

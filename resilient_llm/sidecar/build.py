@@ -12,15 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from resilient_llm.asgi.rate_limit_headers import rate_limit_headers
 from resilient_llm.client import ClientDoor
-from resilient_llm.core.backoff import Backoff
-from resilient_llm.policies import (
-    Cache,
-    CircuitBreaker,
-    Hedge,
-    Retry,
-    Stream,
-)
-from resilient_llm.routing import Router, Tier, TierRouter
+from resilient_llm.policies import CircuitBreaker
+from resilient_llm.routing import Canary, Router
 from resilient_llm.routing.balancers import (
     Cheapest,
     LeastOutstandingTokens,
@@ -32,20 +25,20 @@ from resilient_llm.routing.balancers import (
 )
 from resilient_llm.sidecar.admission import admission
 from resilient_llm.sidecar.auth import TenantKeys
+from resilient_llm.sidecar.between import canaries, middle, replays
 from resilient_llm.sidecar.by_tenant import ByTenant
 from resilient_llm.sidecar.config import key_hashes
 from resilient_llm.sidecar.exchange import witness
 from resilient_llm.sidecar.parts import Parts
 from resilient_llm.sidecar.problems import ConfigError, Problem, at
 from resilient_llm.sidecar.targets import Targets
-from resilient_llm.stores import RedisStore
 
 if TYPE_CHECKING:
     from resilient_llm.asgi.rate_limit_headers import HeadersOf
-    from resilient_llm.call import Policy
     from resilient_llm.routing.balancers import Balancer
     from resilient_llm.sidecar.config import Config
     from resilient_llm.sidecar.engine import Engine
+    from resilient_llm.stores import RedisStore
     from resilient_llm.telemetry import Telemetry
 
 __all__ = ["Setup", "build"]
@@ -80,10 +73,16 @@ class Setup:
     door: ClientDoor
     passthrough: Mapping[str, ClientDoor]
     """Doors that lead to one target each, for callers that name it."""
+    alone: Mapping[str, Router]
+    """The routers behind those doors."""
+    places: Mapping[str, Sequence[tuple[str, Router]]]
+    """Where each target of the configuration stands: what it is called in which router."""
+    canaries: Mapping[str, Canary]
     circuits: Mapping[str, list[tuple[str, CircuitBreaker]]]
     quotas: list[ByTenant]
     secrets: Sequence[bytes]
     """The providers' keys there were when it was made, for leaving them out."""
+    store: RedisStore | None
     parts: Parts
     running: int = 0
     """Requests that are being answered under it."""
@@ -111,8 +110,8 @@ class Setup:
         """Close what no successor has taken over."""
         after = None if self.successor is None else self.successor.parts
         for part in self.parts.left_out(after):
-            if isinstance(part, RedisStore):
-                await part.aclose()
+            if part is self.store and self.store is not None:
+                await self.store.aclose()
 
 
 def build(
@@ -132,14 +131,20 @@ def build(
     store = _store(config, parts, environ)
     targets = Targets(config, parts, store)
     router = _router(config, targets)
+    alone = {
+        name: Router([targets.by_name[name]], name=f"router to {name}")
+        for name, options in config.targets.items()
+        if options.passthrough
+    }
     before = admission(config, parts, store)
-    middle = _middle(config, store)
+    rollouts = canaries(config, parts)
+    inner = [*middle(config, parts, store), *rollouts.values()]
     with at():
         door = ClientDoor(
             engine,
             synthesise=engine.synthesise,
             errors=engine.errors,
-            policies=[witness, *before, *middle, *_replays(config), router],
+            policies=[witness, *before, *inner, *replays(config), router],
             name="sidecar",
             telemetry=telemetry,
         )
@@ -148,20 +153,26 @@ def build(
                 engine,
                 synthesise=engine.synthesise,
                 errors=engine.errors,
-                policies=[witness, *before, *_replays(config, alone=True), Router([targets.by_name[name]])],
+                policies=[witness, *before, *replays(config, alone=True), only],
                 name=f"sidecar to {name}",
                 telemetry=telemetry,
             )
-            for name, options in config.targets.items()
-            if options.passthrough
+            for name, only in alone.items()
         }
     parts.done()
+    if previous is not None:  # nothing can go wrong any more
+        router.take_over(previous.router)
+        for name in alone.keys() & previous.alone.keys():
+            alone[name].take_over(previous.alone[name])
     return Setup(
         config=config,
         keys=keys,
         router=router,
         door=door,
         passthrough=passthrough,
+        alone=alone,
+        places=_places(config, targets, router, alone),
+        canaries=rollouts,
         circuits=targets.circuits(),
         quotas=[policy for policy in before if isinstance(policy, ByTenant) and policy.name == "quotas"],
         secrets=[
@@ -170,6 +181,7 @@ def build(
             for index in range(len(target.credentials))
             if len(secret := target.secret(index)) >= _MIN_SECRET
         ],
+        store=store,
         parts=parts,
     )
 
@@ -182,7 +194,9 @@ def _store(config: Config, parts: Parts, environ: Mapping[str, str]) -> RedisSto
     if not url:
         message = f"the environment variable {options.redis_env} is not set"
         raise ConfigError([Problem(("store", "redis_env"), message)])
-    given: dict[str, Any] = options.model_dump(include={"prefix", "timeout"}, exclude_none=True)
+    from resilient_llm.stores import RedisStore  # noqa: PLC0415 - an extra, and slow to load
+
+    given: dict[str, Any] = options.model_dump(include={"prefix", "timeout", "lease"}, exclude_none=True)
     with at("store"):
         return parts.keep(
             "store", (options, url), lambda: RedisStore(url, on_store_error=options.on_error, **given)
@@ -208,43 +222,13 @@ def _router(config: Config, targets: Targets) -> Router:
         )
 
 
-def _middle(config: Config, store: RedisStore | None) -> list[Policy]:
-    policies: list[Policy] = []
-    if config.cache is not None:
-        given: dict[str, Any] = config.cache.given()
-        if store is not None and config.store is not None and "cache" in config.store.share:
-            given["store"] = store.replies
-        with at("cache"):
-            policies.append(Cache(**given))
-    if config.tiers:
-        with at("tiers"):
-            policies.append(
-                TierRouter(
-                    {
-                        name: [Tier(tier.model, up_to=tier.up_to) for tier in virtual.tiers]
-                        for name, virtual in config.tiers.items()
-                    },
-                    prefer={name: virtual.prefer for name, virtual in config.tiers.items()},
-                )
-            )
-    return policies
-
-
-def _replays(config: Config, *, alone: bool = False) -> list[Policy]:
-    """Make what tries again; `alone` with one target only."""
-    streams: dict[str, Any] = config.stream.given()
-    if alone:
-        streams = {name: value for name, value in streams.items() if name not in ("resume", "prefill")}
-    with at("stream"):
-        policies: list[Policy] = [Stream(**streams)]
-    if config.retry.enabled:
-        retries: dict[str, Any] = config.retry.given()
-        with at("retry"):
-            if "backoff" in retries:
-                retries["backoff"] = Backoff(**retries["backoff"])
-            policies.append(Retry(**retries))
-    if config.hedge is not None and not alone:
-        hedges: dict[str, Any] = config.hedge.given()
-        with at("hedge"):
-            policies.append(Hedge(**hedges))
-    return policies
+def _places(
+    config: Config, targets: Targets, router: Router, alone: Mapping[str, Router]
+) -> dict[str, list[tuple[str, Router]]]:
+    found: dict[str, list[tuple[str, Router]]] = {name: [] for name in config.targets}
+    for name, target in targets.all():
+        if router.has(target.name):
+            found[name].append((target.name, router))
+    for name, only in alone.items():
+        found[name].append((name, only))
+    return found

@@ -11,12 +11,13 @@ from pathlib import Path
 from resilient_llm.errors import ConfigurationError
 from resilient_llm.message import Headers, Reply, Request
 from resilient_llm.sidecar.admin import admin_token
-from resilient_llm.sidecar.build import build
+from resilient_llm.sidecar.build import Setup, build
 from resilient_llm.sidecar.config import Config, load, located
 from resilient_llm.sidecar.problems import ConfigError, Problem
+from resilient_llm.sidecar.tls import Certificates
 from resilient_llm.streams import BufferedStream, LibraryErrors
 
-__all__ = ["check"]
+__all__ = ["built", "check", "notes"]
 
 
 def check(path: Path, environ: Mapping[str, str] | None) -> str:
@@ -25,12 +26,28 @@ def check(path: Path, environ: Mapping[str, str] | None) -> str:
     Raises `ConfigError`.
     """
     with located(path):
-        return _check(load(path), path, environ)
+        config = load(path)
+        setup = built(config, path, environ)
+    models = ", ".join(setup.models) or "whatever callers ask for"
+    policies = setup.door.pipeline.describe().policies[1:]
+    lines = [
+        f"{path}: OK",
+        f"  targets  {', '.join(config.targets)}",
+        f"  models   {models}",
+        f"  tenants  {', '.join(config.tenants) or 'none: open to whoever reaches it'}",
+        f"  policies {', '.join(policy.name for policy in policies)}",
+    ]
+    if config.server.workers > 1:
+        lines.append(f"  workers  {config.server.workers}")
+        lines += [f"  note     {note}" for note in notes(config)]
+    return "\n".join(lines)
 
 
-def _check(config: Config, path: Path, environ: Mapping[str, str] | None) -> str:
+def built(config: Config, path: Path, environ: Mapping[str, str] | None) -> Setup:
+    """Make everything of a configuration that came from a file, for nobody to use. Raises `ConfigError`."""
+    placeholders: dict[str, str] = {}
     if environ is None:
-        environ = {name: f"placeholder-{name}" for name in _variables(config)}
+        environ = placeholders = {name: f"placeholder-{name}" for name in _variables(config)}
         if config.store is not None:
             environ[config.store.redis_env] = "redis://localhost"
         keyless = {
@@ -40,18 +57,33 @@ def _check(config: Config, path: Path, environ: Mapping[str, str] | None) -> str
     else:
         _check_credentials(config, environ)
         admin_token(config.admin.token_env, environ)
+    tls = config.server.tls
+    if tls is not None and (tls.key_password_env is None or tls.key_password_env not in placeholders):
+        Certificates.of(config, path, environ)
     try:
-        setup = build(config, _Nowhere(), environ=environ)
+        return build(config, _Nowhere(), environ=environ)
     except ConfigurationError as error:
         raise error if isinstance(error, ConfigError) else ConfigError([Problem((), str(error))]) from error
-    models = ", ".join(setup.models) or "whatever callers ask for"
-    return (
-        f"{path}: OK\n"
-        f"  targets  {', '.join(config.targets)}\n"
-        f"  models   {models}\n"
-        f"  tenants  {', '.join(config.tenants) or 'none: open to whoever reaches it'}\n"
-        f"  policies {', '.join(policy.name for policy in setup.door.pipeline.describe().policies[1:])}"
-    )
+
+
+def notes(config: Config) -> Iterator[str]:
+    """Say what several workers do not share, of what the configuration has."""
+    shared = set() if config.store is None else set(config.store.share)
+    tenants = config.tenants.values()
+    present = {
+        "bulkheads": config.bulkhead.enabled or any(tenant.bulkhead for tenant in tenants),
+        "quotas": config.quota is not None
+        or any(tenant.quota for tenant in tenants)
+        or any(target.quota or target.tier for target in config.targets.values()),
+        "budgets": config.budget is not None or any(tenant.budget for tenant in tenants),
+        "circuits": True,
+        "cache": config.cache is not None,
+    }
+    if alone := [name for name, is_there in present.items() if is_there and name not in shared]:
+        yield (
+            f"each worker counts for itself: {', '.join(alone)}; up to {config.server.workers} times what the "
+            "file says is let through in all. A [store] shares them"
+        )
 
 
 def _check_credentials(config: Config, environ: Mapping[str, str]) -> None:
@@ -70,6 +102,8 @@ def _variables(config: Config) -> Iterator[str]:
         yield from tenant.key_env
     if config.store is not None:
         yield config.store.redis_env
+    if config.server.tls is not None and config.server.tls.key_password_env is not None:
+        yield config.server.tls.key_password_env
 
 
 class _Nowhere:

@@ -15,11 +15,13 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError
 
+from resilient_llm.sidecar.auth import MIN_KEY
 from resilient_llm.sidecar.fit import misfits
 from resilient_llm.sidecar.options import (
     BudgetOptions,
     BulkheadOptions,
     CacheOptions,
+    CanaryOptions,
     HedgeOptions,
     QuotaOptions,
     RetryOptions,
@@ -42,8 +44,6 @@ from resilient_llm.sidecar.toml_lines import lines_of
 
 __all__ = ["Config", "key_hashes", "load", "located", "parse"]
 
-_MIN_KEY = 16
-
 
 class Config(Section):
     """All of a sidecar's configuration."""
@@ -54,6 +54,7 @@ class Config(Section):
     targets: Annotated[dict[str, TargetOptions], Field(min_length=1)]
     models: dict[str, Model] = Field(default_factory=dict)
     tiers: dict[str, VirtualModel] = Field(default_factory=dict)
+    canary: dict[str, CanaryOptions] = Field(default_factory=dict)
     routing: RoutingOptions = RoutingOptions()
     retry: RetryOptions = RetryOptions()
     hedge: HedgeOptions | None = None
@@ -90,7 +91,7 @@ def located(path: str | Path) -> Iterator[None]:
         if error.file is not None:
             raise
         try:
-            lines = lines_of(Path(path).read_text("utf-8"))
+            lines = lines_of(Path(path).read_text("utf-8-sig"))
         except (OSError, ValueError):
             lines = {}
         raise ConfigError(error.problems, file=str(path), lines=lines) from error
@@ -99,13 +100,14 @@ def located(path: str | Path) -> Iterator[None]:
 def parse(text: bytes | str, *, file: str | None = None) -> Config:
     """Read a configuration from TOML. Raises `ConfigError`."""
     try:
-        source = text.decode("utf-8") if isinstance(text, bytes) else text
+        # Some editors begin a file with a byte order mark, which tomllib does not know.
+        source = (text.decode("utf-8") if isinstance(text, bytes) else text).removeprefix("\ufeff")
         read = tomllib.loads(source)
     except UnicodeDecodeError as error:
         raise ConfigError(
             [Problem((), f"not UTF-8: {error.reason} at byte {error.start}")], file=file
         ) from None
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits is a bare `ValueError`
         raise ConfigError([Problem((), f"not TOML: {error}")], file=file) from None
     lines = lines_of(source)
     try:
@@ -118,15 +120,18 @@ def parse(text: bytes | str, *, file: str | None = None) -> Config:
 
 
 def key_hashes(config: Config, environ: Mapping[str, str] = os.environ) -> dict[bytes, str]:
-    """Give the tenants by the SHA-256 of their keys. Raises `ConfigError` for variables that are not set."""
+    """Give the tenants by the SHA-256 of their keys.
+
+    Raises `ConfigError` for variables that are not set, and for keys that two have, be one of them the operators'.
+    """
     found: dict[bytes, str] = {}
     problems: list[Problem] = []
     for name, tenant in config.tenants.items():
         keys = [bytes.fromhex(digest) for digest in tenant.key_sha256]
         for variable in tenant.key_env:
             key = environ.get(variable, "").strip()
-            if len(key) < _MIN_KEY:
-                why = "is not set" if not key else f"has a key of less than {_MIN_KEY} characters"
+            if len(key) < MIN_KEY:
+                why = "is not set" if not key else f"has a key of less than {MIN_KEY} characters"
                 problems.append(
                     Problem(("tenants", name, "key_env"), f"the environment variable {variable} {why}")
                 )
@@ -137,6 +142,12 @@ def key_hashes(config: Config, environ: Mapping[str, str] = os.environ) -> dict[
             Problem(("tenants", name), f"has a key that tenant {owner} has too; each needs its own")
             for owner in taken
         ]
+    token = config.admin.token_env
+    if token is not None:
+        whose = found.get(hashlib.sha256(environ.get(token, "").strip().encode()).digest())
+        if whose is not None:
+            why = f"the environment variable {token} has a key of tenant {whose}, who would be an operator"
+            problems.append(Problem(("admin", "token_env"), why))
     if problems:
         raise ConfigError(problems)
     return found

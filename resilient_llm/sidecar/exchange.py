@@ -7,7 +7,8 @@ the door's.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -20,11 +21,13 @@ from resilient_llm.message import Headers, header
 from resilient_llm.providers import classify_exception
 from resilient_llm.sidecar.asked import ROUTES, Asked, deadline_in, is_list
 from resilient_llm.sidecar.browser import Browser
+from resilient_llm.sidecar.departure import connection_of, unless_gone
 from resilient_llm.sidecar.headers import for_client
 from resilient_llm.sidecar.inbound import Inbound, read_body
 from resilient_llm.sidecar.masked import without_secrets
 from resilient_llm.sidecar.models import model_list
 from resilient_llm.sidecar.refusal import RefusedError, dated, plain, refusal
+from resilient_llm.streams import BufferedStream
 
 if TYPE_CHECKING:
     from contextvars import Token
@@ -59,9 +62,20 @@ def witness(call: Call, call_next: CallNext) -> Awaitable[Reply]:
 
 
 class Exchange:
-    """Answer one request under a configuration, and fill in the entry for it."""
+    """Answer one request under a configuration, and fill in the entry for it.
 
-    def __init__(self, setup: Setup, scope: Scope, receive: Receive, send: Send, entry: Entry) -> None:
+    `first` has the first value of each of its headers.
+    """
+
+    def __init__(  # noqa: PLR0917 - what ASGI gives, in its order, and what is known of it
+        self,
+        setup: Setup,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        entry: Entry,
+        first: Mapping[bytes, bytes],
+    ) -> None:
         self._setup = setup
         self._scope = scope
         self._receive = receive
@@ -69,8 +83,12 @@ class Exchange:
         self._entry = entry
         self._headers: Headers = scope["headers"]
         self._method: str = scope["method"]
-        self._browser = Browser(self._headers, setup.config.server.cors_origins)
+        self._connection = connection_of(scope)
+        self._first = first
+        self._browser = Browser(first, setup.config.server.cors_origins)
         self._complete = False
+        self.has_begun = False
+        """Whether some of the response is on its way."""
 
     async def answer(self) -> None:
         """Answer the request, whatever it is.
@@ -88,11 +106,11 @@ class Exchange:
             await self._say(*refusal(error, self._entry.path, self._method, self._own_headers()))
 
     async def _answer(self) -> None:
-        asked = Asked(self._setup, self._scope, self._browser)
+        asked = Asked(self._setup, self._scope, self._first, self._browser)
         self._entry.path = asked.shown
         path = asked.path()
         if self._method == "OPTIONS":
-            await self._options()
+            await self._options(path)
             return
         tenant = asked.tenant()
         self._entry.tenant = asked.tenant_name
@@ -102,7 +120,12 @@ class Exchange:
         door, self._entry.target = asked.door(path, tenant)
         server = self._setup.config.server
         body = await read_body(
-            self._receive, self._headers, max_size=server.max_body, patience=server.body_timeout
+            self._receive,
+            self._headers,
+            max_size=server.max_body,
+            patience=server.body_timeout,
+            at_most=server.deadline,
+            connection=self._connection,
         )
         request = asked.request(path, body)
         if path in ROUTES:
@@ -114,8 +137,8 @@ class Exchange:
         self, door: ClientDoor, request: Inbound, name: str | None, tenant: Tenant | None
     ) -> None:
         """Carry the request through the door while listening for the client's leaving."""
-        deadline = deadline_in(self._headers)
-        trace = _continue_trace(self._headers)
+        deadline = deadline_in(self._first)
+        trace = _continue_trace(self._first)
         inherited = current.set(
             Ambient(
                 tenant=name,
@@ -124,27 +147,20 @@ class Exchange:
                 deadline=deadline,
             )
         )
-        failure: BaseException | None = None
         try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._listen, tasks.cancel_scope)
-                try:
-                    await self._relay(door, request)
-                except anyio.get_cancelled_exc_class():
-                    raise
-                except BaseException as error:  # noqa: BLE001 - raised again below, outside the group
-                    failure = error
-                tasks.cancel_scope.cancel()
+            await unless_gone(
+                partial(self._relay, door, request),
+                self._left,
+                loop=door.pipeline.loop(),
+                connection=self._connection,
+                receive=self._receive,
+            )
         finally:
             current.reset(inherited)
             if trace is not None:
                 otel_context.detach(trace)
             self._entry.ended(request.call)
-        if failure is not None:
-            try:
-                raise failure
-            finally:
-                del failure  # or its traceback and this frame would hold each other
+            request.call = None  # which has the request: both would be left to the garbage collector
 
     async def _relay(self, door: ClientDoor, request: Inbound) -> None:
         try:
@@ -156,9 +172,11 @@ class Exchange:
             raise RefusedError(502, "bad_gateway", "The provider could not be reached.") from None
         try:
             await self._send_reply(reply, request)
-        finally:
+        except BaseException:
             with anyio.CancelScope(shield=True, deadline=anyio.current_time() + _LAST_WORD):
                 await reply.stream.aclose()
+            raise
+        await reply.stream.aclose()  # all of it is read: there is nothing to wait for
 
     async def _send_reply(self, reply: Reply, request: Inbound) -> None:
         status = reply.status
@@ -184,31 +202,37 @@ class Exchange:
         headers += self._rate_limits(request, headers)
         if header(headers, b"date") is None:
             headers.append(dated())
+        self.has_begun = True
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        body = b""
+        if isinstance(stream, BufferedStream) and stream.whole:
+            body = b"".join(stream.chunks)
+        else:
+            await self._send_body(stream, discard=bodiless)
+        self._complete = True
+        await self._send({"type": "http.response.body", "body": b"" if bodiless else body})
+
+    async def _send_body(self, stream: ByteStream, *, discard: bool) -> None:
         chunks = stream.__aiter__()
         while True:
             try:
                 chunk = await anext(chunks)
             except StopAsyncIteration:
-                break
+                return
             except Exception as error:
                 raise CutShortError from error
-            if chunk and not bodiless:
+            if chunk and not discard:
                 await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
-        self._complete = True
-        await self._send({"type": "http.response.body", "body": b""})
 
     def _rate_limits(self, request: Inbound, headers: Headers) -> Headers:
         limits = self._setup.limits_of(self._entry.tenant)
         return [] if limits is None or request.call is None else limits(request.call, headers)
 
-    async def _listen(self, scope: anyio.CancelScope) -> None:
-        """Wait for the client to leave; after the last of the response that says only that it is over."""
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+    def _left(self) -> bool:
+        """Note that the client is gone, unless it had all it wanted: then it means only that it is over."""
         if not self._complete:
             self._entry.left = True
-            scope.cancel()
+        return not self._complete
 
     async def _list_models(self, path: str, tenant: Tenant | None) -> None:
         if self._method not in ("GET", "HEAD"):
@@ -218,7 +242,7 @@ class Exchange:
         names = self._setup.models
         if tenant is not None and tenant.models is not None:
             names = [name for name in names if name in tenant.models]
-        anthropic = header(self._headers, b"anthropic-version") is not None
+        anthropic = b"anthropic-version" in self._first
         body = model_list(names, path.removeprefix("/v1/models").removeprefix("/"), anthropic=anthropic)
         if body is None:
             raise RefusedError(404, "model_not_found", "This model does not exist, or is not for you.")
@@ -227,9 +251,14 @@ class Exchange:
             *plain(200, body, [(b"content-type", b"application/json"), *self._own_headers()], self._method)
         )
 
-    async def _options(self) -> None:
+    async def _options(self, path: str) -> None:
         """Answer a browser that asks whether it may, and anybody who asks what can be done."""
-        headers = self._browser.preflight(self._headers)
+        methods = b"GET, HEAD, POST, OPTIONS"
+        if path in ROUTES:
+            methods = b"POST, OPTIONS"
+        elif is_list(path):
+            methods = b"GET, HEAD, OPTIONS"
+        headers = self._browser.preflight(methods)
         self._entry.replied(204, [])
         await self._say(*plain(204, b"", [*headers, *self._own_headers()], "OPTIONS"))
 
@@ -238,20 +267,21 @@ class Exchange:
         return [request_id, *self._browser.headers()]
 
     def _has_large_body(self) -> bool:
-        size = header(self._headers, b"content-length")
-        chunked = header(self._headers, b"transfer-encoding") is not None
+        size = self._first.get(b"content-length")
+        chunked = b"transfer-encoding" in self._first
         return chunked or (size is not None and len(size) > 5)
 
     async def _say(self, *messages: Message) -> None:
+        self.has_begun = True
         for message in messages:
             await self._send(message)
 
 
-def _continue_trace(headers: Headers) -> Token[Context] | None:
+def _continue_trace(first: Mapping[bytes, bytes]) -> Token[Context] | None:
     """Make the call a part of the trace that the client has begun."""
     carrier = {
-        name.decode("latin-1"): value.decode("latin-1")
-        for name, value in headers
-        if name in (b"traceparent", b"tracestate")
+        name.decode(): first[name].decode("latin-1")
+        for name in (b"traceparent", b"tracestate")
+        if name in first
     }
     return otel_context.attach(propagate.extract(carrier)) if carrier else None

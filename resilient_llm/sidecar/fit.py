@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import sys
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
+from resilient_llm.sidecar.options import Caps
 from resilient_llm.sidecar.problems import Problem, did_you_mean
 
 if TYPE_CHECKING:
     from resilient_llm.sidecar.config import Config
+    from resilient_llm.sidecar.options import BudgetOptions
+    from resilient_llm.sidecar.tables import Admin, Server
 
 __all__ = ["misfits"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _RESERVED = frozenset({"v1", "admin", "healthz", "readyz", "metrics"})
+_EVERYWHERE = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, not listened on
 
 
 def misfits(config: Config) -> Iterator[Problem]:
@@ -36,13 +41,26 @@ def misfits(config: Config) -> Iterator[Problem]:
             "not on loopback it needs admin.token_env, the environment variable with the token",
             f'"{config.admin.host}"',
         )
+    if server.workers > 1 and sys.platform != "linux":
+        why = "several processes can share a port on Linux only: run several sidecars behind a load balancer"
+        yield Problem(("server", "workers"), why, str(server.workers))
+    if config.admin.enabled and _same_address(server, config.admin):
+        why = "the listener for callers has this port; each needs its own"
+        yield Problem(("admin", "port"), why, str(config.admin.port))
+    budgets = [tenant.budget for tenant in config.tenants.values() if tenant.budget is not None]
     for name, tenant in config.tenants.items():
         if tenant.budget is not None and not tenant.budget.given():
             yield Problem(("tenants", name, "budget"), "has no cap")
+    if config.budget is not None and not budgets and not _caps(config.budget):
+        yield Problem(("budget",), f"has no cap; allowed are {', '.join(Caps.model_fields)}")
 
 
 def _bad_names(config: Config) -> Iterator[Problem]:
-    for table, names in (("tenants", config.tenants), ("targets", config.targets)):
+    for table, names in (
+        ("tenants", config.tenants),
+        ("targets", config.targets),
+        ("canary", config.canary),
+    ):
         for name in names:
             if not _NAME.fullmatch(name):
                 yield Problem(
@@ -66,12 +84,16 @@ def _unknown_names(config: Config) -> Iterator[Problem]:
     for name, model in models.items():
         for index, one in enumerate(model.targets):
             yield from _unless_known(one.target, config.targets, "models", name, "targets", index)
+            if one in model.targets[:index]:
+                called = one.target if one.model is None else f"{one.target}/{one.model}"
+                yield Problem(("models", name, "targets", index), "is there already", f'"{called}"')
         others = [other for other in models if other != name]
         for other in model.fallbacks:
             yield from _unless_known(other, others, "models", name, "fallbacks")
     for name, virtual in config.tiers.items():
         for index, tier in enumerate(virtual.tiers):
             yield from _unless_known(tier.model, models, "tiers", name, "tiers", index, "model")
+    yield from _bad_canaries(config)
     asked = {*models, *config.tiers}
     for name, tenant in config.tenants.items():
         for other in (tenant.models or ()) if asked else ():  # else whatever a target knows
@@ -80,9 +102,30 @@ def _unknown_names(config: Config) -> Iterator[Problem]:
         yield from _unless_known(config.routing.default, models, "routing", "default")
 
 
+def _bad_canaries(config: Config) -> Iterator[Problem]:
+    taken: dict[str, str] = {}
+    for name, canary in config.canary.items():
+        yield from _unless_known(canary.model, config.models, "canary", name, "model")
+        others = [model for model in config.models if model != canary.model]
+        yield from _unless_known(canary.candidate, others, "canary", name, "candidate")
+        first = taken.setdefault(canary.model, name)
+        if first != name:
+            yield Problem(("canary", name, "model"), f"has the canary {first} already", f'"{canary.model}"')
+
+
 def _unless_known(name: str, known: Collection[str], *path: str | int) -> Iterator[Problem]:
     if name not in known:
         yield Problem(path, did_you_mean(name, known), f'"{name}"')
+
+
+def _same_address(server: Server, admin: Admin) -> bool:
+    return server.port == admin.port != 0 and (
+        server.host == admin.host or bool(_EVERYWHERE & {server.host, admin.host})
+    )
+
+
+def _caps(budget: BudgetOptions) -> bool:
+    return any(getattr(budget, name) is not None for name in Caps.model_fields)
 
 
 def _is_loopback(host: str) -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from resilient_llm.message import Headers
 
-__all__ = ["for_client", "for_provider", "request_id"]
+__all__ = ["first_of", "for_client", "for_provider", "request_id"]
 
 _HOP_BY_HOP = frozenset(
     {
@@ -51,10 +52,19 @@ _ID = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789
 _MAX_ID = 128
 
 
+def first_of(headers: Headers) -> Mapping[bytes, bytes]:
+    """Give the first value of each header of a request, whose names are in lower case.
+
+    Most of what could be asked of a request's headers is in none of them; this tells without going through all.
+    """
+    return dict(reversed(headers))
+
+
 def for_provider(headers: Headers, host: bytes, size: int | None) -> Headers:
     """Give the headers that go to a provider with a body of `size` bytes; `None` is no body at all."""
     named = _named_by_connection(headers)
-    kept = [header for header in headers if header[0] not in _NOT_FOR_PROVIDERS and header[0] not in named]
+    dropped = _NOT_FOR_PROVIDERS | named if named else _NOT_FOR_PROVIDERS
+    kept = [header for header in headers if header[0] not in dropped]
     kept.insert(0, (b"host", host))
     if size is not None:
         kept.append((b"content-length", str(size).encode()))
@@ -66,23 +76,25 @@ def for_client(headers: Headers, *, sized: bool) -> Headers:
     """Give the headers of a reply that go to the client, the length among them only if the body is sure to have it."""
     lower = [(name.lower(), value) for name, value in headers]
     named = _named_by_connection(lower)
-    return [
-        header
-        for header in lower
-        if header[0] not in _HOP_BY_HOP
-        and header[0] not in named
-        and (sized or header[0] != b"content-length")
-        and _NAME.fullmatch(header[0]) is not None
-        and _NOT_IN_VALUES.search(header[1]) is None
-    ]
+    dropped = _HOP_BY_HOP | named if named else _HOP_BY_HOP
+    if not sized:
+        dropped |= {b"content-length"}
+    kept = [header for header in lower if header[0] not in dropped]
+    return kept if _are_sound(kept) else [header for header in kept if _are_sound([header])]
 
 
-def request_id(headers: Headers) -> str | None:
+def _are_sound(headers: Headers) -> bool:
+    """Tell whether these may be written: looked at together, since hardly ever one is not."""
+    names = [name for name, _value in headers]
+    if b"" in names or _NAME.fullmatch(b"".join(names)) is None:
+        return False
+    return _NOT_IN_VALUES.search(b"".join([value for _name, value in headers])) is None
+
+
+def request_id(first: Mapping[bytes, bytes]) -> str | None:
     """Give the id that the client has for its request, if it is one that can be written anywhere."""
-    for name, value in headers:
-        if name == b"x-request-id" and 0 < len(value) <= _MAX_ID and _ID.issuperset(value):
-            return value.decode()
-    return None
+    value = first.get(b"x-request-id", b"")
+    return value.decode() if 0 < len(value) <= _MAX_ID and _ID.issuperset(value) else None
 
 
 def _named_by_connection(headers: Headers) -> frozenset[bytes]:

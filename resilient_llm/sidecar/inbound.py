@@ -6,12 +6,13 @@ elsewhere.
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
 
 import anyio
-from starlette.types import Receive
+from starlette.types import Message, Receive
 
 from resilient_llm.message import Headers, Request, header
 from resilient_llm.providers import ContentDecoder
@@ -19,6 +20,7 @@ from resilient_llm.sidecar.refusal import RefusedError
 
 if TYPE_CHECKING:
     from resilient_llm.call import Call
+    from resilient_llm.sidecar.departure import Connection
 
 __all__ = ["ClientGoneError", "Inbound", "read_body", "safe_path", "safe_query"]
 
@@ -42,11 +44,20 @@ class ClientGoneError(Exception):
     """The client left while it sent its request."""
 
 
-async def read_body(receive: Receive, headers: Headers, *, max_size: int, patience: float) -> bytes:
+async def read_body(
+    receive: Receive,
+    headers: Headers,
+    *,
+    max_size: int,
+    patience: float,
+    at_most: float = math.inf,
+    connection: Connection | None = None,
+) -> bytes:
     """Read all of a body, and undo its encoding.
 
     Raises `RefusedError`: 413 for more than `max_size` bytes, as they come or decoded, 408 when the next part does not
-    come in `patience` seconds, 415 for an unknown encoding, 400 for a wrong one; and `ClientGoneError`.
+    come in `patience` seconds, or the last in `at_most`, 415 for an unknown encoding, 400 for a wrong one; and
+    `ClientGoneError`.
     """
     declared = header(headers, b"content-length")
     if declared is not None and declared.isdigit() and int(declared[:20]) > max_size:
@@ -55,13 +66,13 @@ async def read_body(receive: Receive, headers: Headers, *, max_size: int, patien
     chunks: list[bytes] = []
     size = 0
     more = True
+    last = 0.0
     while more:
-        with anyio.move_on_after(patience) as late:
+        if connection is not None and connection.has_whole_body():
             message = await receive()
-        if late.cancelled_caught:
-            raise RefusedError(
-                408, "request_timeout", "The body of the request did not come in time.", _CLOSE
-            )
+        else:
+            last = last or anyio.current_time() + at_most
+            message = await _in_time(receive, min(patience, last - anyio.current_time()))
         if message["type"] == "http.disconnect":
             raise ClientGoneError
         chunk: bytes = message.get("body", b"")
@@ -77,6 +88,12 @@ async def read_body(receive: Receive, headers: Headers, *, max_size: int, patien
             raise _too_large(max_size)
         chunks.append(chunk)
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+async def _in_time(receive: Receive, patience: float) -> Message:
+    with anyio.move_on_after(patience):
+        return await receive()
+    raise RefusedError(408, "request_timeout", "The body of the request did not come in time.", _CLOSE)
 
 
 def safe_path(raw: bytes) -> str:
@@ -99,11 +116,11 @@ def safe_query(raw: bytes) -> str:
 def _is_trick(segment: bytes) -> bool:
     decoded = segment
     for _ in range(3):  # %252e: some decode twice
-        if decoded in (b"", b".", b"..") or _NOT_IN_A_SEGMENT.search(decoded):
-            return True
+        if decoded.partition(b";")[0] in (b"", b".", b"..") or _NOT_IN_A_SEGMENT.search(decoded):
+            return True  # "..;a" is ".." to some
         again = unquote_to_bytes(decoded)
         if again == decoded:
-            return False
+            return any(octet >= 0xF5 or octet in (0xC0, 0xC1) for octet in decoded)  # %c0%ae: "." to some
         decoded = again
     return True
 

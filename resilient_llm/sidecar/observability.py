@@ -5,9 +5,10 @@ What is recorded is the library's to say. The SDK and its exporters are extras, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from resilient_llm.sidecar.ui import Recent
 from resilient_llm.telemetry import Telemetry
 
 if TYPE_CHECKING:
@@ -32,8 +33,9 @@ class Observability(NamedTuple):
 def observe(config: Config) -> Observability:
     """Set up what a configuration asks for. Raises `ModuleNotFoundError` without the packages for it."""
     options = config.telemetry
+    recent = Recent() if config.admin.enabled else None  # for the page
     if not options.prometheus and options.otlp_endpoint is None:
-        return Observability(None, None, _nothing)
+        return Observability(None if recent is None else Telemetry(listener=recent), None, _nothing)
     from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415 - an extra
     from opentelemetry.sdk.resources import Resource  # noqa: PLC0415 - an extra
 
@@ -55,8 +57,9 @@ def observe(config: Config) -> Observability:
         meter_provider=meters,
         semconv=options.semconv,
         record_tenant=options.record_tenant,
-        models=sorted({*config.models, *config.tiers}) or None,
+        models=sorted({*config.models, *config.tiers, *_called(config)}) if config.models else None,
         tenants=sorted(config.tenants) if options.tenants_in_metrics else None,
+        listener=recent,
     )
 
     def shutdown() -> None:
@@ -86,6 +89,15 @@ def _otlp_traces(endpoint: str, resource: Resource, sample_ratio: float) -> Trac
     exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")
     provider.add_span_processor(BatchSpanProcessor(exporter))
     return provider
+
+
+def _called(config: Config) -> Iterator[str]:
+    """Give what targets call the models of a configuration."""
+    for model in config.models.values():
+        for target in model.targets:
+            name = target.model or config.targets[target.target].model
+            if name is not None:
+                yield name
 
 
 def _nothing() -> None:

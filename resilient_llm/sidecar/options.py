@@ -15,6 +15,7 @@ __all__ = [
     "BudgetOptions",
     "BulkheadOptions",
     "CacheOptions",
+    "CanaryOptions",
     "CircuitOptions",
     "ConcurrencyOptions",
     "Count",
@@ -25,6 +26,7 @@ __all__ = [
     "Ratio",
     "RetryOptions",
     "RoutingOptions",
+    "SLOOptions",
     "Seconds",
     "Section",
     "StreamOptions",
@@ -55,6 +57,7 @@ Positive = Annotated[FiniteFloat, Field(gt=0)]
 Amount = Annotated[FiniteFloat, Field(ge=0)]
 Ratio = Annotated[FiniteFloat, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
+KeyName = Literal["tenant", "target", "model"]
 CountOrNone = Annotated[int, Field(ge=0)]
 Listed = Annotated[list[str], BeforeValidator(_listed, json_schema_input_type=str | list[str])]
 """One string, or a list of them."""
@@ -198,6 +201,44 @@ class RoutingOptions(Section):
         "weighted_least_connections",
         "weighted_random",
     ] = "weighted_least_connections"
+
+
+class SLOOptions(Section):
+    """How well the candidate of a canary must do (`SLO`)."""
+
+    error_ratio: Ratio | None = None
+    error_increase: Ratio | None = None
+    client_error_ratio: Ratio | None = None
+    client_error_increase: Ratio | None = None
+    p99_first_token: Seconds | None = None
+    p99_first_token_ratio: Positive | None = None
+    cost: Positive | None = None
+    cost_ratio: Positive | None = None
+    confidence: Ratio | None = None
+
+
+class CanaryOptions(Section):
+    """Which share of a model's calls another model gets, and for how long (`Canary`)."""
+
+    model: str
+    candidate: str
+    steps: Annotated[list[Ratio], Field(min_length=1)] | None = None
+    key: (
+        Annotated[
+            list[KeyName],
+            BeforeValidator(_listed, json_schema_input_type=KeyName | list[KeyName]),
+            Field(min_length=1),
+        ]
+        | None
+    ) = None
+    """What stays together."""
+    slo: SLOOptions | None = None
+    min_calls: Count | None = None
+    step_duration: Seconds | None = None
+    cool_off: Seconds | None = None
+    restart: bool | None = None
+    salt: str | None = None
+    purpose: str | None = None
 
 
 class CircuitOptions(Switchable):

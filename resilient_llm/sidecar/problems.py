@@ -6,7 +6,9 @@ repeated.
 
 from __future__ import annotations
 
+import datetime as dt
 import difflib
+import json
 import re
 import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -26,8 +28,9 @@ __all__ = ["ConfigError", "Problem", "at", "did_you_mean", "dotted", "problems_o
 _SECRET_NAME = re.compile(
     r"(^|_)(api_?key|key|keys|token|secret|password|credentials?|authorization|env)(_|$)", re.IGNORECASE
 )
-_SECRET_VALUE = re.compile(r"^(sk-|gsk_|AIza|Bearer )|^(?=.*[A-Za-z])(?=.*[0-9])[\w+/=.-]{24,}$")
+_SECRET_VALUE = re.compile(r"^(sk-|gsk_|AIza|Bearer )|://[^/\s]*@|^(?=.*[A-Za-z])(?=.*[0-9])[\w+/=.-]{24,}$")
 _MAX_SHOWN = 60
+_ABOUT = re.compile(r"(\w+)(?:=(.*?))?: (.*)", re.DOTALL)
 
 _ALLOWED = {
     "bool_type": "allowed are true and false",
@@ -67,14 +70,20 @@ class ConfigError(ConfigurationError):
 
 
 @contextmanager
-def at(*path: str | int) -> Iterator[None]:
-    """Say of a `ConfigurationError` raised inside which part of the configuration it is about."""
+def at(*path: str | int, keys: Collection[str] = ()) -> Iterator[None]:
+    """Say of a `ConfigurationError` raised inside which part of the configuration it is about.
+
+    One that begins with a name among `keys`, the table's, is about that: `url='ftp://x': allowed are ...`.
+    """
     try:
         yield
     except ConfigError:
         raise
     except (ConfigurationError, ValueError) as error:
-        raise ConfigError([Problem(path, str(error))]) from error
+        found = _ABOUT.match(str(error))
+        if found is None or found[1] not in keys:
+            raise ConfigError([Problem(path, str(error))]) from error
+        raise ConfigError([Problem((*path, found[1]), found[3], found[2])]) from error
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
@@ -91,7 +100,7 @@ def dotted(path: Sequence[str | int]) -> str:
         if isinstance(part, int):
             text += f"[{part}]"
         else:
-            name = part if re.fullmatch(r"[\w-]+", part) else f'"{part}"'
+            name = part if re.fullmatch(r"[\w-]+", part) else _quoted(part)
             text += f".{name}" if text else name
     return text
 
@@ -108,12 +117,13 @@ def _problem(details: ErrorDetails, model: type[BaseModel]) -> Problem:
         return Problem(path, _unknown_key(path, model))
     if kind == "missing":
         return Problem(path, "is missing; it has to be given")
-    value_shown = shown(path, details["input"])
     if kind == "literal_error":
+        value_shown = shown((), details["input"])  # one of a few words, whatever the key is called
         known = re.findall(r"'([^']*)'", str(context.get("expected", "")))
         value = details["input"]
         tail = did_you_mean(value, known) if isinstance(value, str) else f"allowed are {', '.join(known)}"
         return Problem(path, tail, value_shown)
+    value_shown = shown(path, details["input"])
     if kind == "value_error":
         return Problem(path, str(context.get("error", details["msg"])), value_shown)
     if bound := _bound(context):
@@ -200,8 +210,16 @@ def shown(path: Sequence[str | int], value: object) -> str:
         return "[" + ", ".join(shown(path, one) for one in cast("list[object]", value)[:5]) + "]"
     if isinstance(value, bool):
         return str(value).lower()
-    text = f'"{value}"' if isinstance(value, str) else repr(value)
+    if isinstance(value, str):
+        text = _quoted(value)
+    else:
+        text = value.isoformat() if isinstance(value, dt.date | dt.time) else repr(value)
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+
+
+def _quoted(text: str) -> str:
+    """Write a string as TOML does, on one line, and so that it does nothing to a terminal."""
+    return '"' + "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in text) + '"'
 
 
 def _written(problem: Problem, file: str | None, lines: Mapping[tuple[str | int, ...], int]) -> str:

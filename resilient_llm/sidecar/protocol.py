@@ -1,75 +1,178 @@
-"""uvicorn's protocol, with bounds on the head of a request: its size, and how long it may take to come.
+"""uvicorn's protocol, strict about what a request is, and with bounds on what a client may keep: memory, time, sockets.
 
-uvicorn bounds neither with httptools, whose parser keeps what it is sent; what comes after the head is the app's.
+uvicorn has none of them, and httptools, its parser, keeps what it is sent and lets pass what others may read in another
+way. The body of a request is the app's.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
+from collections.abc import Callable
 from typing import ClassVar
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from resilient_llm.sidecar.close_delimited import close_delimited
+from resilient_llm.sidecar.cycle import Cycle
+from resilient_llm.sidecar.departure import EXTENSION
 
 __all__ = ["GuardedProtocol", "guarded"]
 
-_LINES = {408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
+_HOST = re.compile(rb"[A-Za-z0-9._~%!$&'()*+,;=:\[\]-]*")
+_LINES = {
+    408: b"Request Timeout",
+    431: b"Request Header Fields Too Large",
+    503: b"Service Unavailable",
+}
 
 
 class GuardedProtocol(HttpToolsProtocol):
     """Refuse heads of more than `max_head` bytes (431), or that are not there `head_timeout` seconds after they began.
 
-    A connection that sends nothing at all has as long.
+    A connection that sends nothing at all has as long. What surrounds the parts of a chunked body, trailers among it,
+    has the bound of a head. A client that has not taken what waits for it after `send_timeout` seconds is left, and
+    one that would be the `max_connections` + 1st is refused (503).
     """
 
     max_head: ClassVar[int] = 64 * 1024
     head_timeout: ClassVar[float] = 10.0
+    send_timeout: ClassVar[float] = 60.0
+    max_connections: ClassVar[int | None] = None
 
     _size = 0
+    """Bytes that came since there was last a whole head, or some of a body."""
     _in_head = True
     _timer: asyncio.TimerHandle | None = None
+    _sending: asyncio.TimerHandle | None = None
     _refused = False
+    _answered: RequestResponseCycle | None = None
+    """What is being answered, or was last; others may wait behind it."""
+    _left: Callable[[], None] | None = None
+    _gone = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for a head."""
         super().connection_made(transport)
-        self._watch()
+        if self.max_connections is not None and len(self.connections) > self.max_connections:
+            self._refuse(503, f"{self.max_connections} connections are open")
+        else:
+            self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait no longer."""
+        """Wait no longer, and tell whoever answers."""
         self._unwatch()
+        if self._sending is not None:
+            self._sending.cancel()
+        answered = self._answered
+        if answered is not None and not answered.response_complete:  # uvicorn tells only the last in line
+            answered.disconnected = True
+            answered.message_event.set()
         super().connection_lost(exc)
+        self._gone = True
+        left, self._left = self._left, None
+        if left is not None:
+            left()
+
+    def has_whole_body(self) -> bool:
+        """Tell whether the rest of the body is at hand of the request that is being answered."""
+        answered = self._answered
+        return answered is not None and not answered.more_body
+
+    def watch(self, left: Callable[[], None]) -> None:
+        """Read on from the client, and call `left` once when it is gone: at once if it is already."""
+        if self._gone:
+            left()
+        else:
+            self._left = left
+            self.flow.resume_reading()  # which stops in the midst of a large body, and with it the news
+
+    def unwatch(self) -> None:
+        """Call nobody any more."""
+        self._left = None
 
     def data_received(self, data: bytes) -> None:
         """Take what the client sends, until it is refused."""
         if self._refused:
             return
-        if self._in_head:
-            self._watch()
-            self._size += len(data)
+        self._size += len(data)
         super().data_received(data)
-        if self._in_head and self._size > self.max_head:
+        if self._in_head and self._size and not self._refused:  # the rest is still to come
+            self._watch()
+        if self._size > self.max_head:
             self._refuse(431)
+
+    def pause_writing(self) -> None:
+        """Begin to wait for the client to take something."""
+        super().pause_writing()
+        self._sending = asyncio.get_running_loop().call_later(self.send_timeout, self._leave)
+
+    def resume_writing(self) -> None:
+        """Go on sending."""
+        if self._sending is not None:
+            self._sending.cancel()
+            self._sending = None
+        super().resume_writing()
 
     def on_message_begin(self) -> None:
         """Wait for the rest of a head, also of one that came with the end of another request."""
         super().on_message_begin()
-        self._watch()
+        self.scope["extensions"] = {EXTENSION: self}  # type: ignore[dict-item]  # servers may have their own
+        self._size = self._size or 1  # a head that began with the end of another request
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header; a trailer, which comes when it is too late to look at it, is dropped (RFC 9110, 6.5.1)."""
+        if not self._in_head:
+            return
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        """Let the app have the request, if its head is within bounds."""
-        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        """Let the app have the request, if its head is within bounds and means one thing."""
+        version = self.parser.get_http_version()
+        size = len(self.url)
+        hosts = 0
+        sound = version in ("1.1", "1.0")
+        for name, value in self.headers:
+            size += len(name) + len(value) + 4
+            if name == b"host":  # RFC 9112, 3.2
+                hosts += 1
+                sound = sound and _HOST.fullmatch(value) is not None
+            elif name == b"transfer-encoding":  # RFC 9112, 6.1
+                sound = sound and version == "1.1" and value.lower() == b"chunked"
         if size > self.max_head:
             self._refuse(431)
+            raise ValueError
+        if not sound or hosts > 1 or (not hosts and version == "1.1"):
             raise ValueError
         self._in_head = False
         self._size = 0
         self._unwatch()
+        if version == "1.0":  # the only request of its connection
+            self.app = close_delimited(self.app)
         super().on_headers_complete()
+        self.cycle.__class__ = Cycle  # uvicorn makes one of its own, and has not begun with it
+        if not self.pipeline:
+            self._answered = self.cycle
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of a body."""
+        self._size = 0
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         """Expect another head."""
         super().on_message_complete()
         self._in_head = True
+        self._size = 0
+
+    def on_response_complete(self) -> None:
+        """Go on with what waits in line."""
+        if self.pipeline:
+            self._answered = self.pipeline[-1][0]
+        super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP, unless an answer is on its way already."""
@@ -84,20 +187,32 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _watch(self) -> None:
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self.head_timeout, self._refuse, 408)
+            self._timer = asyncio.get_running_loop().call_later(self.head_timeout, self._be_late)
 
     def _unwatch(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _refuse(self, status: int) -> None:
+    def _be_late(self) -> None:
+        self._timer = None
+        answered = self._answered
+        if answered is not None and not answered.response_complete:
+            self._watch()  # whoever still waits for an answer has time for the next head
+        else:
+            self._refuse(408)
+
+    def _leave(self) -> None:
+        self.logger.warning("A client took nothing for %g seconds", self.send_timeout)
+        self.transport.abort()
+
+    def _refuse(self, status: int, why: str | None = None) -> None:
         self._unwatch()
         if self._refused or self.transport.is_closing():
             return
         self._refused = True
         phrase = _LINES[status]
-        self.logger.warning("%s, %d bytes of a head", phrase.decode(), self._size)
+        self.logger.warning("%s, %s", phrase.decode(), why or f"{self._size} bytes of a head")
         if not self._is_answering():
             self.transport.write(
                 b"HTTP/1.1 %d %s\r\nconnection: close\r\ncontent-length: 0\r\n\r\n" % (status, phrase)
@@ -106,10 +221,22 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _is_answering(self) -> bool:
         """Tell whether a response has begun, in whose midst nothing else can be said."""
-        cycle = self.cycle
+        cycle = self._answered
         return cycle is not None and cycle.response_started and not cycle.response_complete
 
 
-def guarded(*, max_head: int, head_timeout: float) -> type[GuardedProtocol]:
+def guarded(
+    *,
+    max_head: int,
+    head_timeout: float,
+    send_timeout: float = GuardedProtocol.send_timeout,
+    max_connections: int | None = None,
+) -> type[GuardedProtocol]:
     """Make the protocol with these bounds."""
-    return type("Guarded", (GuardedProtocol,), {"max_head": max_head, "head_timeout": head_timeout})
+    bounds = {
+        "max_head": max_head,
+        "head_timeout": head_timeout,
+        "send_timeout": send_timeout,
+        "max_connections": max_connections,
+    }
+    return type("Guarded", (GuardedProtocol,), bounds)

@@ -9,17 +9,27 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from resilient_llm.sidecar.config import Config, load, located
+from resilient_llm.sidecar.config import Config, located, parse
 from resilient_llm.sidecar.problems import ConfigError, Problem
 
 if TYPE_CHECKING:
     from resilient_llm.sidecar.app import Sidecar
+    from resilient_llm.sidecar.tls import Certificates
 
-__all__ = ["Reloaded", "Reloader"]
+__all__ = ["Reloaded", "Reloader", "after_restart", "read"]
 
 logger = logging.getLogger("resilient_llm")
 
-_SOCKETS = ("host", "port", "max_head", "head_timeout", "max_connections", "drain_timeout")
+_SOCKETS = (
+    "host",
+    "port",
+    "workers",
+    "max_head",
+    "head_timeout",
+    "send_timeout",
+    "max_connections",
+    "drain_timeout",
+)
 
 
 class Reloaded:
@@ -35,46 +45,58 @@ class Reloaded:
 class Reloader:
     """Read the file again and give the sidecar what it says."""
 
-    def __init__(self, sidecar: Sidecar, path: Path) -> None:
+    def __init__(self, sidecar: Sidecar, path: Path, tls: Certificates | None = None) -> None:
         self._sidecar = sidecar
         self._path = path
+        self._tls = tls
         self._started_with = sidecar.setup.config
         self.last = Reloaded()
 
-    async def __call__(self) -> Reloaded:
-        """Do it. Raises `ConfigError`, and everything is as it was, for a file that cannot work."""
+    async def __call__(self, text: bytes | None = None) -> Reloaded:
+        """Do it, or take a `text` for what is in the file.
+
+        Raises `ConfigError`, and everything is as it was, for what cannot work.
+        """
         try:
             with located(self._path):
-                config = self._read()
+                config = parse(read(self._path) if text is None else text, file=str(self._path))
+                shown = None if self._tls is None else self._tls.renewed(config, self._path)
                 await self._sidecar.reload(config)
         except ConfigError as error:
             self.last.error = str(error)
             logger.error("the configuration was not reloaded: %s", error)  # noqa: TRY400 - it is the user's
             raise
+        if self._tls is not None and shown is not None:
+            self._tls.show(shown)
         self.last.error = None
         self.last.count += 1
-        self.last.after_restart = list(self._unchangeable(config))
+        self.last.after_restart = after_restart(self._started_with, config)
         logger.info(
             "the configuration was reloaded", extra={"fields": {"after_restart": self.last.after_restart}}
         )
         return self.last
 
-    def _read(self) -> Config:
-        try:
-            return load(self._path)
-        except OSError as error:
-            raise ConfigError(
-                [Problem((), f"cannot be read: {error.strerror}")], file=str(self._path)
-            ) from error
 
-    def _unchangeable(self, config: Config) -> list[str]:
-        before = self._started_with
-        found = [
-            f"server.{name}"
-            for name in _SOCKETS
-            if getattr(config.server, name) != getattr(before.server, name)
-        ]
-        found += [
-            table for table in ("admin", "telemetry") if getattr(config, table) != getattr(before, table)
-        ]
-        return found
+def read(path: Path) -> bytes:
+    """Read a configuration's file. Raises `ConfigError`."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError([Problem((), f"cannot be read: {error.strerror}")], file=str(path)) from error
+
+
+def after_restart(before: Config, after: Config) -> list[str]:
+    """Give what is different between configurations and takes effect only with the next start."""
+    found = [
+        f"server.{name}" for name in _SOCKETS if getattr(after.server, name) != getattr(before.server, name)
+    ]
+    if _kind_of_tls(before) != _kind_of_tls(after):
+        found.append("server.tls")
+    return found + [
+        table for table in ("admin", "telemetry") if getattr(after, table) != getattr(before, table)
+    ]
+
+
+def _kind_of_tls(config: Config) -> tuple[bool, bool]:
+    options = config.server.tls
+    return options is not None, options is not None and options.client_ca is not None

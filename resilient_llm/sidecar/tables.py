@@ -12,6 +12,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from resilient_llm.presets import PRESETS
+from resilient_llm.sidecar import formats
 from resilient_llm.sidecar.options import (
     Amount,
     Caps,
@@ -29,6 +30,7 @@ from resilient_llm.sidecar.options import (
 )
 
 __all__ = [
+    "TLS",
     "Admin",
     "Model",
     "ModelTarget",
@@ -44,16 +46,24 @@ __all__ = [
 
 Shared: TypeAlias = Literal["quotas", "budgets", "bulkheads", "circuits", "cache"]
 
-_VARIABLE = re.compile(r"[A-Z_a-z][A-Za-z0-9_]*")
 _HASH = re.compile(r"[0-9a-f]{64}")
 _PRESET_NAMES = tuple(PRESETS)
 
 
-def _variables(names: list[str]) -> list[str]:
-    for name in names:
-        if not _VARIABLE.fullmatch(name):
-            raise ValueError("the name of an environment variable is expected, not the secret itself")
-    return names
+class TLS(Section):
+    """What callers are shown that come by https; files are named as seen from the configuration's own."""
+
+    certificate: str
+    """A file in PEM: the listener's certificate, then those it was made by."""
+    key: str
+    key_password_env: str | None = None
+    client_ca: str | None = None
+    """A file in PEM: who signs certificates of clients, without which nobody can connect then."""
+
+    @field_validator("key_password_env")
+    @classmethod
+    def _is_variable(cls, name: str | None) -> str | None:
+        return None if name is None else formats.variables([name])[0]
 
 
 class Server(Section):
@@ -61,6 +71,9 @@ class Server(Section):
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8080
+    tls: TLS | None = None
+    workers: Annotated[int, Field(ge=1, le=256)] = 1
+    """Processes that share the port; on Linux."""
     open: bool = False
     """Whether anybody who can reach it may use it, where there are no tenants and it is not on loopback."""
     max_body: Count = 32 * 1024 * 1024
@@ -70,13 +83,21 @@ class Server(Section):
     head_timeout: Seconds = 10.0
     body_timeout: Seconds = 30.0
     """Seconds in which the next part of a request's body must come."""
+    send_timeout: Seconds = 60.0
+    """Seconds in which a client must take some of what waits for it."""
     deadline: Seconds = 600.0
     """Seconds for all of a call: queues, attempts, backoff and stream."""
     drain_timeout: Amount = 30.0
     max_connections: Count | None = None
+    """Of clients, at once; without it half of the files that a process may open."""
     cors_origins: list[str] = Field(default_factory=list)
     rate_limit_headers: bool = True
     access_log: bool = True
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _are_origins(cls, origins: list[str]) -> list[str]:
+        return formats.origins(origins)
 
 
 class Admin(Section):
@@ -90,7 +111,7 @@ class Admin(Section):
     @field_validator("token_env")
     @classmethod
     def _is_variable(cls, name: str | None) -> str | None:
-        return None if name is None else _variables([name])[0]
+        return None if name is None else formats.variables([name])[0]
 
 
 class TenantBudget(Caps):
@@ -115,7 +136,7 @@ class Tenant(Section):
     @field_validator("key_env")
     @classmethod
     def _are_variables(cls, names: list[str]) -> list[str]:
-        return _variables(names)
+        return formats.variables(names)
 
     @field_validator("key_sha256")
     @classmethod
@@ -170,7 +191,12 @@ class TargetOptions(Section):
     @field_validator("api_key_env")
     @classmethod
     def _are_variables(cls, names: list[str]) -> list[str]:
-        return _variables(names)
+        return formats.variables(names)
+
+    @field_validator("headers")
+    @classmethod
+    def _are_no_secrets(cls, headers: dict[str, str]) -> dict[str, str]:
+        return formats.headers(headers)
 
     @model_validator(mode="after")
     def _is_somewhere(self) -> TargetOptions:
@@ -237,6 +263,8 @@ class Store(Section):
     """The environment variable with the URL, which may have a password in it."""
     prefix: str | None = None
     timeout: Seconds | None = None
+    lease: Seconds | None = None
+    """Seconds after which the slots of a process that was killed come back."""
     on_error: Literal["local", "open", "closed"] = "local"
     share: list[Shared] = Field(
         default_factory=lambda: list[Shared](["quotas", "budgets", "bulkheads", "circuits"])
@@ -245,7 +273,7 @@ class Store(Section):
     @field_validator("redis_env")
     @classmethod
     def _is_variable(cls, name: str) -> str:
-        return _variables([name])[0]
+        return formats.variables([name])[0]
 
 
 class Telemetry(Section):
@@ -258,3 +286,8 @@ class Telemetry(Section):
     semconv: Literal["released", "inference"] = "released"
     record_tenant: bool = True
     tenants_in_metrics: bool = True
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _is_url(cls, endpoint: str | None) -> str | None:
+        return None if endpoint is None else formats.http_url(endpoint)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from resilient_llm.credentials import Credential
 from resilient_llm.policies import AttemptTimeout, CircuitBreaker, ConcurrencyLimit, RateLimit
@@ -26,6 +26,14 @@ if TYPE_CHECKING:
 __all__ = ["Targets"]
 
 
+class _Named(NamedTuple):
+    """A target of the configuration as it is for one of its models."""
+
+    base: Target
+    changes: Mapping[str, object]
+    target: Target
+
+
 class Targets:
     """Make each target of a configuration once, and one more for each other model that it is asked for."""
 
@@ -34,7 +42,7 @@ class Targets:
         self._parts = parts
         self._store = store
         self._weights = {name: tenant.weight for name, tenant in config.tenants.items()}
-        self._named: dict[str, tuple[str, Target]] = {}
+        self._named: dict[str, _Named] = {}
         self.by_name: Mapping[str, Target] = {name: self._target(name) for name in config.targets}
 
     def models(self) -> dict[str, list[Target]]:
@@ -47,16 +55,19 @@ class Targets:
     def circuits(self) -> dict[str, list[tuple[str, CircuitBreaker]]]:
         """Give, for each target of the configuration, the circuits it has and what it is called in them."""
         found: dict[str, list[tuple[str, CircuitBreaker]]] = {name: [] for name in self.by_name}
-        made = [*self.by_name.items(), *((base, target) for base, target in self._named.values())]
-        for base, target in made:
+        for base, target in self.all():
             found[base] += [
                 (target.name, policy) for policy in target.policies if isinstance(policy, CircuitBreaker)
             ]
         return found
 
+    def all(self) -> list[tuple[str, Target]]:
+        """Give every target there is, with what it is called in the configuration."""
+        return [*self.by_name.items(), *((one.base.name, one.target) for one in self._named.values())]
+
     def _target(self, name: str) -> Target:
         options = self._config.targets[name]
-        with at("targets", name):
+        with at("targets", name, keys=type(options).model_fields):
             return self._parts.keep(
                 f"targets.{name}",
                 (options, self._weights, self._config.store),
@@ -94,17 +105,18 @@ class Targets:
     def _policies(self, name: str, options: TargetOptions) -> list[Policy]:
         preset = None if options.preset is None else get(options.preset)
         policies: list[Policy] = []
+        limits: dict[str, Any] = {"name": f"target.{name}"}
+        if self._store is not None and self._shares("quotas"):
+            limits["store"] = self._store
         if options.quota is not None:
             with at("targets", name, "quota"):
                 limit: dict[str, Any] = options.quota.given()
-                policies.append(
-                    RateLimit(key="target", name=f"target.{name}", weights=self._weights, **limit)
-                )
+                policies.append(RateLimit(key="target", weights=self._weights, **limits, **limit))
         elif options.tier is not None and preset is not None:
             with at("targets", name, "tier"):
-                policies.append(preset.rate_limit(tier=options.tier, model=options.model))
+                policies.append(preset.rate_limit(tier=options.tier, model=options.model, **limits))
         if options.concurrency.enabled:
-            with at("targets", name, "concurrency"):
+            with at("targets", name, "concurrency", keys=type(options.concurrency).model_fields):
                 most: dict[str, Any] = {"weights": self._weights, **options.concurrency.given()}
                 if "max" in most:
                     most.setdefault("initial", min(ConcurrencyLimit.initial, most["max"]))
@@ -112,7 +124,7 @@ class Targets:
                     ConcurrencyLimit(**most) if preset is None else preset.concurrency_limit(**most)
                 )
         if options.circuit.enabled:
-            with at("targets", name, "circuit"):
+            with at("targets", name, "circuit", keys=type(options.circuit).model_fields):
                 when: dict[str, Any] = options.circuit.given()
                 if self._store is not None and self._shares("circuits"):
                     when |= {"store": self._store, "name": f"circuit.{name}"}
@@ -140,18 +152,18 @@ class Targets:
         with at("models", model, "targets", index):
             called = base.name if options.model is None else f"{base.name}/{options.model}"
             for name in (called, f"{called}@{model}", f"{called}@{model}.{index}"):
-                made = dataclasses.replace(base, name=name, **changes)
                 known = self._named.get(name)
                 if known is None and name != base.name:
-                    self._named[name] = (base.name, made)
+                    made = self._parts.keep(
+                        f"target {name}",
+                        (base, changes),
+                        lambda name=name: dataclasses.replace(base, name=name, **changes),  # type: ignore[misc]
+                    )
+                    self._named[name] = _Named(base, changes, made)
                     return made
-                if known is not None and _same(known[1], made):
-                    return known[1]
+                if known is not None and (known.base, known.changes) == (base, changes):
+                    return known.target
         raise AssertionError(options)  # the last name is nobody else's
-
-
-def _same(one: Target, other: Target) -> bool:
-    return all(getattr(one, field.name) == getattr(other, field.name) for field in dataclasses.fields(Target))
 
 
 def _price(options: PriceOptions | None) -> Price | None:

@@ -7,6 +7,7 @@ A reader of lines, not of TOML: it is asked only about files that could be parse
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
@@ -48,4 +49,14 @@ def line_of(lines: Mapping[Path, int], path: Sequence[str | int]) -> int | None:
 
 
 def _parts(dotted: str) -> Path:
-    return tuple(part.strip("\"'") for part in _PART.findall(dotted))
+    return tuple(_read(part) for part in _PART.findall(dotted))
+
+
+def _read(part: str) -> str:
+    if "\\" not in part or part.startswith("'"):
+        return part.strip("\"'")
+    try:
+        name: str = tomllib.loads(f"name = {part}")["name"]
+    except ValueError:  # what looks like a key may be a line of a string
+        return part.strip('"')
+    return name

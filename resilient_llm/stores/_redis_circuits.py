@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from resilient_llm.core.circuit_state import CircuitSnapshot, CircuitState, Reason
-from resilient_llm.stores._redis_scripts import Reply, Script, ScriptRunner, Word
+from resilient_llm.stores._redis_commands import Reply, Script, Word
+from resilient_llm.stores._redis_runner import Runner
 from resilient_llm.stores.protocol_circuits import Agreed, HearAgreed, HearChange
 
 __all__ = ["RedisCircuits"]
@@ -56,9 +57,7 @@ class RedisCircuits:
     `clock`, where there is one, is sent along in place of the server's time.
     """
 
-    def __init__(
-        self, runner: ScriptRunner, prefix: str, *, clock: Callable[[], float] | None = None
-    ) -> None:
+    def __init__(self, runner: Runner, prefix: str, *, clock: Callable[[], float] | None = None) -> None:
         self._runner = runner
         self._prefix = prefix
         self._clock = clock
@@ -74,7 +73,7 @@ class _Member:
 
     def __init__(
         self,
-        runner: ScriptRunner,
+        runner: Runner,
         keys: Sequence[Word],
         clock: Callable[[], float] | None,
         hear: HearChange,

@@ -27,12 +27,8 @@ Reply: TypeAlias = Any
 class Client(Protocol):
     """What is asked of a client: `redis.asyncio.Redis`, of Sentinel's too, or `RedisCluster`."""
 
-    async def execute_command(self, *args: Word, **options: object) -> Reply:
-        """Send one command."""
-        ...
-
-    def pipeline(self, *, transaction: bool) -> Any:  # noqa: ANN401 - each client has its own
-        """Make a pipeline."""
+    def pubsub(self) -> Any:  # noqa: ANN401 - each client has its own
+        """Make a subscriber."""
         ...
 
     async def aclose(self) -> None:
@@ -61,10 +57,23 @@ class Script:
 class Request:
     """One command on its way: `future` is for whoever waits, `heard` for the reply that nobody waits for.
 
-    What is not yet `sent` may be changed.
+    What is not yet `sent` may be changed. One that may or may not have been carried out is sent again with the words
+    `again`, where that does no harm, until `worth_until` in the event loop's time; for one that somebody waits for
+    `unknown` is called instead.
     """
 
-    __slots__ = ("admission", "expires", "future", "heard", "script", "sent", "words")
+    __slots__ = (
+        "admission",
+        "again",
+        "expires",
+        "future",
+        "heard",
+        "script",
+        "sent",
+        "unknown",
+        "words",
+        "worth_until",
+    )
 
     def __init__(
         self, words: Sequence[Word], script: Script | None, heard: Callable[[Reply], None] | None
@@ -76,6 +85,9 @@ class Request:
         self.admission: Admission | None = None
         self.expires = math.inf
         self.sent = False
+        self.again: Sequence[Word] | None = None
+        self.worth_until = -math.inf
+        self.unknown: Callable[[BaseException], None] | None = None
 
     def command(self, *, by_source: bool = False) -> Sequence[Word]:
         if self.script is None:

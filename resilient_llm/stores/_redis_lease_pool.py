@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from resilient_llm.core.leases import LeaseAnswer, LeaseLimit
 from resilient_llm.errors import StoreUnavailableError
-from resilient_llm.stores._redis_scripts import Reply, Script
+from resilient_llm.stores._redis_commands import Reply, Script
 from resilient_llm.stores.protocol_leases import Lease
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class RedisLeasePool:
     async def acquire(self, limits: Sequence[LeaseLimit], *, wait: bool = False) -> Lease | LeaseAnswer:
         """Ask for a lease, in one round trip.
 
-        What is granted to a caller that has gone, or whose time was up, is given back.
+        What is granted to a caller that has gone, or whose time was up, is given back, and so is what may have been.
         """
         leases = self._leases
         name, now = leases.name(), leases.loop.bind().time()
@@ -64,6 +64,7 @@ class RedisLeasePool:
                 self._keys(limits),
                 (*words, *(most for _, most in limits)),
                 orphan=partial(self._undo, limits, name),
+                unknown=lambda _: self._send_release(limits, lease=name, again=True),
             )
         except StoreUnavailableError:
             leases.away()
@@ -101,8 +102,8 @@ class RedisLeasePool:
         """
         leases = self._leases
         if leases.behind and not leases.returning:
-            # Nothing is taken back by it, or given out: whether it answers.
-            await self._runner.run(self._release, self._keys(limits), self._words(limits))
+            # It changes nothing (XX), and says whether the server answers and can be written to.
+            await self._runner.command("ZADD", self.key(limits[0].key), "XX", 0, leases.process)
             await leases.come_back()
         if leases.behind or leases.loop.time() < leases.settled:
             raise self._runner.guard.error("it was away, and is told again what runs")
@@ -118,8 +119,11 @@ class RedisLeasePool:
     def release(self, lease: Lease) -> None:
         """Give a lease back, in the next batch."""
         self._leases.drop(lease)
-        if lease.known and not self._leases.closed:
+        if lease.known:
             self._send_release(lease.limits, lease=lease.id)
+        if not self._runner.guard_of(self.tag).closed:
+            for key, _ in lease.limits:  # nobody else is going to say that it is free here
+                self._on_free(key)
 
     def leave(self, limits: Iterable[LeaseLimit]) -> None:
         """Give up places, in the next batch."""
@@ -154,7 +158,7 @@ class RedisLeasePool:
     def _expect(self, key: str, again: float) -> None:
         """See to it that whoever waits asks again, when a lease ends by itself or after a while."""
         self._forget(key)
-        poll = self._leases.poll if self._leases.hears else min(_FAST_POLL, self._leases.poll)
+        poll = self._leases.poll if self._leases.wakeups.heard else min(_FAST_POLL, self._leases.poll)
         loop = asyncio.get_running_loop()
         self._waiting[key] = loop.call_later(min(poll, again + 0.001), self._remind, key)
 
@@ -181,7 +185,10 @@ class RedisLeasePool:
                     self._on_free(key)
 
         words = self._words(limits, lease=lease, place=place)
-        self._runner.send(self._release, self._keys(limits), words, heard=heard)
+        # A lease has a name of its own, and whose place is lost lines up again: a second time does no harm.
+        self._runner.send(
+            self._release, self._keys(limits), words, heard=heard, again=words, worth=self._leases.lasts
+        )
 
     def _words(
         self, limits: Sequence[LeaseLimit], *, lease: str = "", place: str = ""

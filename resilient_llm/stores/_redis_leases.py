@@ -7,27 +7,22 @@ who in this process a lease is for must not enter.
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import logging
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
-
-import anyio
-from redis.exceptions import RedisError
 
 from resilient_llm._loop import LoopBound
 from resilient_llm.errors import ConfigurationError, StoreUnavailableError
-from resilient_llm.stores._fork import set_aside
+from resilient_llm.stores._redis_commands import Reply, Script
 from resilient_llm.stores._redis_lease_pool import RedisLeasePool
-from resilient_llm.stores._redis_scripts import Reply, Script, ScriptRunner
+from resilient_llm.stores._redis_runner import Runner
+from resilient_llm.stores._redis_wakeups import Wakeups
 from resilient_llm.stores.protocol_leases import Lease
 from resilient_llm.telemetry.names import STORE_NAME
 
 if TYPE_CHECKING:
-    from redis.asyncio.client import PubSub
-
     from resilient_llm.telemetry import Telemetry
 
 __all__ = ["RedisLeases"]
@@ -40,8 +35,6 @@ _AT_ONCE: Final = 200
 """Leases renewed by one script, so that it keeps the server busy for well under a millisecond."""
 _SLOW_POLL: Final = 1.0
 """Seconds after which whoever waits asks again although nobody said that a lease is free."""
-_FEWEST_CONNECTIONS: Final = 3
-"""A pool of fewer has none to spare for a subscription."""
 
 
 class RedisLeases:
@@ -54,7 +47,7 @@ class RedisLeases:
 
     def __init__(
         self,
-        runner: ScriptRunner,
+        runner: Runner,
         prefix: str,
         process: str,
         *,
@@ -80,12 +73,11 @@ class RedisLeases:
         self.settled = -inf
         """When all processes will have told a store that was away what they hold."""
         self._probed = -inf
-        self._listener: asyncio.Task[None] | None = None
         self.returning = False
         """Whether a store that was away is being told what is held."""
         self.closed = False
-        self.hears = False
-        """Whether other processes can tell this one that a lease is free."""
+        self.wakeups = Wakeups(runner, self.wake, self._wake_all, delay=self.poll)
+        """What other processes say."""
         self.loop = LoopBound(runner.guard.name, self._reset)
 
     def pool(self, name: str, on_free: Callable[[str], None]) -> RedisLeasePool:
@@ -142,30 +134,30 @@ class RedisLeases:
             if pool is not None:
                 pool.poke(key)
 
+    def _wake_all(self) -> None:
+        for pool in list(self._places.values()):
+            pool.poke_all()
+
     def listen(self) -> None:
-        """Subscribe to what other processes say, from the first time somebody has to wait."""
-        if self._listener is None and not self.closed:
-            connections = getattr(self.runner.client, "connection_pool", None)
-            if getattr(connections, "max_connections", inf) < _FEWEST_CONNECTIONS:
-                return
-            # An empty context: a task must not keep whoever happened to start it, nor be traced as theirs.
-            self._listener = asyncio.get_running_loop().create_task(
-                self._listen(), context=contextvars.Context()
-            )
+        """Hear what other processes say, from the first time somebody has to wait."""
+        if not self.closed:
+            self.wakeups.start(f"{self.prefix}wake:{self.process}")
+
+    def end(self) -> None:
+        """Have all who wait ask again, as the store has been closed, and renew nothing any more."""
+        self.closed = True
+        self._wake_all()
 
     async def aclose(self) -> None:
         """Hear of nothing any more; what is still held ends by itself, since whoever holds it may still run."""
         self.closed = True
         if self.loop.loop is not None:
             self.loop.bind()  # a listener of a loop that has ended is gone with it
-        listener, self._listener = self._listener, None
-        if listener is not None:
-            listener.cancel()
-            await asyncio.wait([listener])
+        await self.wakeups.stop()
 
     def after_fork(self, process: str) -> None:
         """Go on, in the child, as another process, which holds nothing; who waits in the parent does not wait here."""
-        set_aside(self._listener)
+        self.wakeups.after_fork()
         self.process = process
         pools = list(self._places.values())
         self._places.clear()
@@ -177,9 +169,9 @@ class RedisLeases:
     def _reset(self) -> None:
         """Start afresh in another event loop: nobody is left who could release or wait."""
         self._held.clear()
-        self._ticking = self._behind = self.returning = self.hears = False
+        self._ticking = self._behind = self.returning = False
         self._probed = self.settled = -inf
-        self._listener = None
+        self.wakeups.forget()
         for pool in list(self._places.values()):
             pool.forget()
 
@@ -287,38 +279,3 @@ class RedisLeases:
                 self.lost += 1
                 lease.lost = True
                 logger.warning("a lease of %s was renewed too late, and is held beside the limit", pool.tag)
-
-    async def _listen(self) -> None:
-        """Pass on what other processes say; without a connection for it, polling has to do."""
-        delay = self.poll
-        while not self.closed:
-            pubsub: PubSub | Any = None
-            try:
-                pubsub = self.runner.client.pubsub()  # type: ignore[attr-defined]
-                await pubsub.subscribe(f"{self.prefix}wake:{self.process}")
-                self.hears = True
-                delay = self.poll
-                for pool in list(self._places.values()):
-                    pool.poke_all()
-                while True:
-                    message = await pubsub.get_message(ignore_subscribe_messages=True, timeout=None)
-                    if message is not None:
-                        self.wake([message["data"]])
-            except (RedisError, OSError, AttributeError) as error:
-                logger.debug("no news of free leases, asking for them instead: %s", error)
-            finally:
-                self.hears = False
-                if pubsub is not None:
-                    with anyio.CancelScope(shield=True):
-                        await _close(pubsub)
-            for pool in list(self._places.values()):
-                pool.poke_all()  # something may have been said to nobody
-            await anyio.sleep(delay)
-            delay = min(2 * delay, 10.0)
-
-
-async def _close(pubsub: PubSub) -> None:
-    try:
-        await pubsub.aclose()  # type: ignore[no-untyped-call]
-    except (RedisError, OSError):
-        logger.debug("a subscription did not close")

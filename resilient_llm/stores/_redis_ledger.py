@@ -19,12 +19,12 @@ from resilient_llm.core.period import Period, RollingPeriod
 from resilient_llm.errors import StoreUnavailableError
 from resilient_llm.shared_keys import account_name
 from resilient_llm.stores._memory_values import LEASE, MemoryBudgets
-from resilient_llm.stores._redis_scripts import Reply, Script, ScriptRunner, Word
+from resilient_llm.stores._redis_commands import Reply, Script, Word
+from resilient_llm.stores._redis_runner import Runner
 
 __all__ = ["RedisLedger"]
 
 _AMOUNT: Final = struct.Struct("<2d")
-_THREE: Final = struct.Struct("<3d")
 _FOUR: Final = struct.Struct("<4d")
 _HEAD: Final = struct.Struct("<5d")
 _MOST_HEARD: Final = 10_000
@@ -33,12 +33,16 @@ _NOTHING: Final = Amount()
 
 @dataclass(slots=True, eq=False)
 class _Note:
-    """Where a reservation is kept: by `member` on the server, and `own` in this process, while that had no answer."""
+    """Where a reservation is kept: by `member` on the server, and `own` in this process, while that had no answer.
+
+    It is `known` when the server has said that it keeps it.
+    """
 
     keys: Sequence[Word]
     periods: Sequence[Period]
     member: bytes = b""
     own: Reservation | None = None
+    known: bool = False
 
 
 class _Wanted(NamedTuple):
@@ -64,7 +68,7 @@ class RedisLedger:
 
     def __init__(
         self,
-        runner: ScriptRunner,
+        runner: Runner,
         prefix: str,
         *,
         processes: Callable[[], int],
@@ -108,6 +112,7 @@ class RedisLedger:
                 raise
             return self._reserve_alone(note, name, _Wanted(key, amount, caps, now, enforce))
         self._own = None
+        note.known = True
         levels, (reserved, refused, wait) = _levels(caps, reply)
         self._hear(name, levels)
         each = _FOUR.iter_unpack(reply[_HEAD.size :])
@@ -170,24 +175,26 @@ class RedisLedger:
                 *self._time(),
             ),
             orphan=partial(self._undo, note),
+            unknown=lambda _: self._give_back(note),
         )
 
     def _undo(self, note: _Note, reply: Reply) -> None:
         """Give back what was reserved for a caller that has gone."""
         if _HEAD.unpack_from(reply)[0]:
+            self._give_back(note)
+
+    def _give_back(self, note: _Note) -> None:
+        if note.member:
             self._tell(note, _NOTHING, estimated=False)
 
     def _tell(self, note: _Note, spent: Amount, *, estimated: bool) -> None:
-        self._runner.send(
-            self._settle,
-            note.keys,
-            (
-                note.member,
-                _THREE.pack(*spent, 1.0 if estimated else 0.0),
-                _places(note.periods),
-                *self._time(),
-            ),
-        )
+        def words(again: float) -> Sequence[Word]:
+            amounts = _FOUR.pack(*spent, 1.0 if estimated else 0.0, again)
+            return note.member, amounts, _places(note.periods), *self._time()
+
+        # What has been told before is not reserved any more; of what may never have been nobody could tell.
+        again = words(1.0) if note.known or spent == _NOTHING else None
+        self._runner.send(self._settle, note.keys, words(0.0), again=again, worth=self.lease)
 
     def _reserve_alone(self, note: _Note, name: str, wanted: _Wanted) -> Decision:
         """Decide without the server, which may have made the reservation all the same: it is told what it has cost."""

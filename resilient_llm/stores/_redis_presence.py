@@ -9,7 +9,8 @@ import asyncio
 import math
 from typing import Final
 
-from resilient_llm.stores._redis_scripts import Reply, Script, ScriptRunner
+from resilient_llm.stores._redis_commands import Reply, Script
+from resilient_llm.stores._redis_runner import Runner
 
 __all__ = ["Presence"]
 
@@ -27,7 +28,7 @@ class Presence:
     heard for as long as a silent process counts.
     """
 
-    def __init__(self, runner: ScriptRunner, key: str, id: str) -> None:  # noqa: A002 - it is one
+    def __init__(self, runner: Runner, key: str, id: str) -> None:  # noqa: A002 - it is one
         self.processes = 1
         self._runner = runner
         self._key = key

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 
 from resilient_llm.core.shared_rate import Change, RateCharge, RateDecision, RateLevel, TakeMode, Verdict
-from resilient_llm.stores._redis_commands import Request
-from resilient_llm.stores._redis_scripts import Reply, Script, ScriptRunner, Word
+from resilient_llm.stores._redis_commands import Reply, Request, Script, Word
+from resilient_llm.stores._redis_runner import Runner
 from resilient_llm.stores.protocol import HearLevels
 
 __all__ = ["RedisRates"]
@@ -31,9 +31,7 @@ class RedisRates:
     `clock`, where there is one, is sent along in place of the server's time.
     """
 
-    def __init__(
-        self, runner: ScriptRunner, prefix: str, *, clock: Callable[[], float] | None = None
-    ) -> None:
+    def __init__(self, runner: Runner, prefix: str, *, clock: Callable[[], float] | None = None) -> None:
         self._runner = runner
         self._prefix = prefix
         self._clock = clock

@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from resilient_llm.stores._redis_scripts import Script, ScriptRunner
+from resilient_llm.stores._redis_commands import Script
+from resilient_llm.stores._redis_runner import Runner
 
 __all__ = ["RedisReplies"]
 
@@ -22,7 +23,7 @@ class RedisReplies:
     raise `StoreUnavailableError`, within the store's timeout: then a call goes on without what is kept.
     """
 
-    def __init__(self, runner: ScriptRunner, prefix: str, *, max_size: int = _MAX_SIZE) -> None:
+    def __init__(self, runner: Runner, prefix: str, *, max_size: int = _MAX_SIZE) -> None:
         self._runner = runner
         self._prefix = f"{prefix}value:"
         self._max_size = max_size

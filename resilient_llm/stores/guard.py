@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
 from resilient_llm.core.circuit import Admission, Circuit, CircuitOptions, Refusal, Result
@@ -76,13 +77,21 @@ class StoreGuard:
         """Decisions that were made without the store: by a local share, by letting through, or by refusing."""
         self.lost = 0
         """What was to be told to the store and is not: settlements, refunds, releases."""
+        self.ended = False
+        """Whether the store has been closed: nothing is asked of it any more."""
         self._circuit = Circuit(options)
         self._clock = clock
         self._error = ""
+        self._at_end: list[Callable[[], None]] = []
 
     @property
     def closed(self) -> bool:
         """Tell whether the store is asked as a matter of course."""
+        return self.well and not self.ended
+
+    @property
+    def well(self) -> bool:
+        """Tell whether the store is not given up on; it may have been closed."""
         return self._circuit.state is CircuitState.CLOSED
 
     def admit(self) -> Admission:
@@ -117,6 +126,38 @@ class StoreGuard:
     def dropped(self, admission: Admission) -> None:
         """Hear that nobody waits for the answer any more: it says nothing of the store."""
         self._record(admission, Result.NEUTRAL)
+
+    def ended_error(self) -> StoreUnavailableError:
+        """Make the error of a request to a store that has been closed."""
+        return self.error("it has been closed")
+
+    def end(self) -> None:
+        """Hear that the store has been closed, and wake those who wait for it to give them something."""
+        self.ended = True
+        waiting, self._at_end = self._at_end, []
+        for wake in waiting:
+            wake()
+
+    def begin(self) -> None:
+        """Hear that the store is used anew, in another event loop."""
+        self.ended = False
+        self._at_end.clear()
+
+    @contextmanager
+    def until_ended(self, wake: Callable[[], None]) -> Iterator[None]:
+        """Have `wake` called when the store is closed, at once if it has been."""
+        if self.ended:
+            wake()
+        self._at_end.append(wake)
+        try:
+            yield
+        finally:
+            if wake in self._at_end:
+                self._at_end.remove(wake)
+
+    def lose(self) -> None:
+        """Count something that was to be told to the store and never will be."""
+        self.lost += 1
 
     def error(self, why: str) -> StoreUnavailableError:
         """Make the error of a request that failed."""
@@ -166,7 +207,7 @@ class StoreGuard:
         yield value, {STORE_NAME: self.name}
 
     def _state(self) -> Iterable[tuple[float, Mapping[str, str]]]:
-        return self._gauge(0.0 if self.closed else 1.0)
+        return self._gauge(0.0 if self.well else 1.0)
 
     def _transitions(self) -> Iterable[tuple[float, Mapping[str, str]]]:
         return self._gauge(self.transitions)

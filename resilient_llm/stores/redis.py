@@ -7,29 +7,32 @@ here.
 from __future__ import annotations
 
 import inspect
+import re
 import secrets
 import time
 from collections.abc import Callable
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, Self
+from urllib.parse import urlsplit
 
 try:
-    import redis
-    from redis.asyncio import Redis
-    from redis.asyncio.retry import Retry
-    from redis.backoff import NoBackoff
+    from redis.asyncio import Redis, RedisCluster
 except ImportError as error:
     raise ImportError("RedisStore needs redis-py: pip install 'resilient-llm[redis]'") from error
 
 from resilient_llm.errors import ConfigurationError
+from resilient_llm.stores._cluster_guard import ClusterGuard
 from resilient_llm.stores._fork import tell_of_forks
 from resilient_llm.stores._redis_circuits import RedisCircuits
+from resilient_llm.stores._redis_cluster import ClusterRunner
+from resilient_llm.stores._redis_commands import Client
 from resilient_llm.stores._redis_leases import RedisLeases
 from resilient_llm.stores._redis_ledger import RedisLedger
 from resilient_llm.stores._redis_presence import Presence
 from resilient_llm.stores._redis_rates import RedisRates
 from resilient_llm.stores._redis_replies import RedisReplies
-from resilient_llm.stores._redis_scripts import Client, ScriptRunner
+from resilient_llm.stores._redis_runner import Runner
+from resilient_llm.stores._redis_scripts import ScriptRunner
 from resilient_llm.stores.guard import OnStoreError, StoreGuard
 
 if TYPE_CHECKING:
@@ -45,8 +48,8 @@ class RedisStore:
     """Keep what policies share on a Redis or Valkey server, or in a cluster of them.
 
     `server` is a URL (`redis://`, `rediss://` for TLS, `unix://`) or a client that is ready: a `redis.asyncio.Redis`,
-    also one that a `Sentinel` made, or a `RedisCluster`. A client that is passed in is the caller's to close, should
-    not retry by itself (what is counted would be counted twice), and belongs to one event loop.
+    also one that a `Sentinel` made, or a `RedisCluster`. A client that is passed in is the caller's to close, and
+    belongs to one event loop; the store makes connections of its own by what it says.
 
     All keys begin with `prefix`. A call waits for the server at most `timeout` seconds. What it meets when there is
     no answer, or while the store is given up on, `on_store_error` says: this process's share of the limits ("local",
@@ -77,22 +80,19 @@ class RedisStore:
             raise ConfigurationError(f"prefix={prefix!r}: allowed are strings without braces")
         if clock not in ("server", "client"):
             raise ConfigurationError(f"clock={clock!r}: allowed are 'server' and 'client'")
-        connect: Callable[[], Client]
-        if isinstance(server, str):
-            connect = _connector(server, timeout)
-        elif _is_client(server):
-            connect = partial(_same, server)
-        else:
-            what = (
-                f"the class {server.__name__}"
-                if isinstance(server, type)
-                else f"a {type(server).__qualname__}"
-            )
-            raise ConfigurationError(f"server is {what}: allowed are a URL and a client of redis.asyncio")
         self.prefix = prefix
-        self.guard = StoreGuard(name, on_store_error)
-        self.runner = ScriptRunner(connect, guard=self.guard, timeout=timeout, owned=isinstance(server, str))
+        self.guard: StoreGuard
+        self.runner: Runner
         """Carries commands and scripts, for parts of the store."""
+        if isinstance(server, RedisCluster):
+            self.guard = guard = ClusterGuard(name, on_store_error)
+            self.runner = ClusterRunner(server, guard=guard, timeout=timeout)
+        else:
+            connect = _connector(server, timeout)
+            self.guard = StoreGuard(name, on_store_error)
+            self.runner = ScriptRunner(
+                connect, guard=self.guard, timeout=timeout, owned=isinstance(server, str)
+            )
         self.id = secrets.token_hex(8)
         """Names this process among those that share the store."""
         self._presence = Presence(self.runner, f"{prefix}processes", self.id)
@@ -145,12 +145,20 @@ class RedisStore:
             self.ledger.after_fork()
 
     async def aclose(self) -> None:
-        """Send what is still to be settled, for at most a second or ten timeouts, and close the connections."""
+        """Send what is still to be settled, for at most a second or ten timeouts, and close the connections.
+
+        Who waits for the store meets what `on_store_error` says, at once, and so does who comes later. A slot that is
+        given back later comes back when its lease ends.
+        """
         if not self.runner.used:
             return
+        self.runner.end()
+        self._leases.end()
         self._presence.leave()
-        await self._leases.aclose()
-        await self.runner.aclose()
+        try:
+            await self._leases.aclose()
+        finally:
+            await self.runner.aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -164,47 +172,50 @@ class RedisStore:
         await self.aclose()
 
 
-def _same(client: Client) -> Client:
-    return client
-
-
-def _is_client(server: object) -> bool:
-    if isinstance(server, type | redis.Redis | redis.RedisCluster):  # these are not awaited
-        return False
-    return callable(getattr(server, "execute_command", None))
-
-
-def _connector(url: str, timeout: float) -> Callable[[], Client]:
-    """Make what makes clients for a URL; nothing is ever sent twice by them, and they connect at their leisure."""
-
-    def connect() -> Client:
-        client: Client = Redis.from_url(
-            url,
-            retry=Retry(NoBackoff(), 0),
-            socket_connect_timeout=max(_CONNECT, 10 * timeout),
-            socket_timeout=None,
-            max_connections=_MAX_CONNECTIONS,
-            **_without_notifications(),
+def _connector(server: str | Client, timeout: float) -> Callable[[], Redis]:
+    """Make what makes clients, for each event loop in turn, or gives the one there is."""
+    if isinstance(server, Redis):
+        return lambda: server
+    if not isinstance(server, str):
+        what = (
+            f"the class {server.__name__}" if isinstance(server, type) else f"a {type(server).__qualname__}"
         )
-        return client
-
+        raise ConfigurationError(f"server is {what}: allowed are a URL and a client of redis.asyncio")
+    connect = partial(_connect, server, timeout)
     try:
-        connect().connection_pool.make_connection()  # type: ignore[attr-defined]
+        connect().connection_pool.make_connection()  # type: ignore[no-untyped-call]
+        _check_database(server)
     except (ValueError, TypeError) as error:
         # What is wrong may be a password with characters that mean something in a URL: it is not shown.
         why = "its port is not a number from 0 to 65535" if "Port " in str(error) else str(error)
-        scheme = url.partition("://")[0] if "://" in url else ""
+        scheme = server.partition("://")[0] if "://" in server else ""
         raise ConfigurationError(
             f"server={scheme + '://...'!r}: allowed are a URL and a client of redis.asyncio; {why}"
         ) from None
     return connect
 
 
-def _without_notifications() -> dict[str, Any]:
-    """Turn maintenance notifications off, where a version of redis-py has them.
+def _check_database(url: str) -> None:
+    """Refuse a path that is no number: redis-py takes it for database 0."""
+    parts = urlsplit(url)
+    if parts.scheme != "unix" and not re.fullmatch("/?[0-9]*/?", parts.path):
+        raise ValueError("its path is not the number of a database")
 
-    With them a connection that the server has closed meanwhile is not noticed before it is used.
-    """
+
+def _connect(url: str, timeout: float) -> Redis:
+    """Make a client whose connections connect at their leisure."""
+    client: Redis = Redis.from_url(
+        url,
+        socket_connect_timeout=max(_CONNECT, 10 * timeout),
+        socket_timeout=None,
+        max_connections=_MAX_CONNECTIONS,
+        **_without_notifications(),
+    )
+    return client
+
+
+def _without_notifications() -> dict[str, Any]:
+    """Turn maintenance notifications off, where a version of redis-py has them: nobody here makes use of them."""
     if "maint_notifications_config" not in inspect.signature(Redis).parameters:
         return {}
     from redis.maint_notifications import MaintNotificationsConfig  # noqa: PLC0415 - not in older ones

@@ -4,7 +4,8 @@ Telemetry never breaks or delays a call: what it or a user's processor raises st
 built that nobody records. Names are all in `names`; no policy decides anything in here.
 """
 
-from resilient_llm.telemetry.silent import AttemptTelemetry, CallTelemetry, WaitOutcome
+from resilient_llm.telemetry.listener import CallListener
+from resilient_llm.telemetry.silent import AttemptTelemetry, CallTelemetry, Routing, WaitOutcome
 from resilient_llm.telemetry.telemetry import Telemetry
 
-__all__ = ["AttemptTelemetry", "CallTelemetry", "Telemetry", "WaitOutcome"]
+__all__ = ["AttemptTelemetry", "CallListener", "CallTelemetry", "Routing", "Telemetry", "WaitOutcome"]

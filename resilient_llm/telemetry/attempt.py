@@ -85,7 +85,13 @@ class AttemptRecorder(AttemptTelemetry):
         call.attempt_ended(attempt, ended)
         self._close(outcome, ended)
         if call.metrics is not None:
-            call.metrics.attempt_ended(attempt, outcome, seconds=ended - self._since, context=self._context)
+            call.metrics.attempt_ended(
+                attempt,
+                outcome,
+                status=outcome.status if self._status is None else self._status,
+                seconds=ended - self._since,
+                context=self._context,
+            )
 
     @quiet
     def _close(self, outcome: Outcome, ended: float) -> None:

@@ -8,12 +8,13 @@ for each name, and what its sources report under the same labels is merged.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TypeAlias
 
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
-from resilient_llm.telemetry.labels import Labels
+from resilient_llm.telemetry.labels import OTHER, Labels
+from resilient_llm.telemetry.names import TENANT
 from resilient_llm.telemetry.safety import report
 
 __all__ = ["Gauges", "Merge", "Observe"]
@@ -23,6 +24,8 @@ Observe: TypeAlias = Callable[[], Iterable[tuple[float, Mapping[str, str]]]]
 
 Merge: TypeAlias = Callable[[Iterable[float]], float]
 
+_Source: TypeAlias = tuple["weakref.WeakMethod[Observe]", Collection[str] | None]
+
 
 class Gauges:
     """Keep one instrument for each name, and weakly the bound methods it asks for values."""
@@ -30,10 +33,22 @@ class Gauges:
     def __init__(self, meter: Meter, labels: Labels) -> None:
         self._meter = meter
         self._labels = labels
-        self._sources: dict[str, list[weakref.WeakMethod[Observe]]] = {}
+        self._sources: dict[str, list[_Source]] = {}
 
-    def add(self, name: str, observe: Observe, *, unit: str, description: str, merge: Merge) -> None:
-        """Report what `observe`, a bound method, gives while its owner lives; once, however often it is added."""
+    def add(
+        self,
+        name: str,
+        observe: Observe,
+        *,
+        unit: str,
+        description: str,
+        merge: Merge,
+        tenants: Collection[str] | None = None,
+    ) -> None:
+        """Report what `observe`, a bound method, gives while its owner lives; once, however often it is added.
+
+        `tenants` are those that stay labels, the rest being `other`; without any no tenant does.
+        """
         sources = self._sources.get(name)
         if sources is None:
             sources = self._sources[name] = []
@@ -42,22 +57,29 @@ class Gauges:
                 return self._collect(name, merge)
 
             self._meter.create_observable_gauge(name, [collect], unit, description)
-        sources[:] = [source for source in sources if source() is not None]
         added = weakref.WeakMethod(observe)
-        if added not in sources:  # a policy may stand in several pipelines
-            sources.append(added)
+        # A policy may stand in several pipelines.
+        sources[:] = [source for source in sources if source[0]() is not None and source[0] != added]
+        sources.append((added, tenants))
 
     def _collect(self, name: str, merge: Merge) -> Iterator[Observation]:
         series: dict[tuple[tuple[str, str], ...], list[float]] = {}
-        for source in list(self._sources[name]):
+        for source, tenants in list(self._sources[name]):
             observe = source()
             if observe is None:
                 continue
             try:
                 for value, labels in observe():
-                    key = tuple((label, self._labels.bound(label, text)) for label, text in labels.items())
+                    key = tuple(self._bound(labels, tenants))
                     series.setdefault(key, []).append(value)
             except Exception as error:  # noqa: BLE001 - one broken source must not take the others with it
                 report(f"gauge {name}", error)
         for key, values in series.items():
             yield Observation(merge(values), dict(key))
+
+    def _bound(self, labels: Mapping[str, str], tenants: Collection[str] | None) -> Iterator[tuple[str, str]]:
+        for label, text in labels.items():
+            if label != TENANT:
+                yield label, self._labels.bound(label, text)
+            elif tenants is not None:
+                yield label, text if text in tenants else OTHER

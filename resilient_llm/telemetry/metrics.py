@@ -48,7 +48,7 @@ class Metrics:
         self._gen_ai = instruments.gen_ai("released")
         self._inference = instruments.gen_ai(semconv)
         self._models = None if models is None else frozenset(models)
-        self._tenants = None if tenants is None else frozenset(tenants)
+        self.tenants = None if tenants is None else frozenset(tenants)
 
     @quiet
     def call_ended(
@@ -82,15 +82,23 @@ class Metrics:
             instruments.tokens(outcome.usage, labels)
         if first_chunk is not None:
             instruments.first_chunk.record(first_chunk, labels, context)
-        if call_outcome(call, outcome) in CALL_ERRORS:
-            labels = {**labels, names.ERROR_TYPE: self._labels.bound(names.ERROR_TYPE, error_type(outcome))}
+        word = call_outcome(call, outcome)
+        labels = {**labels, names.OUTCOME: word}
+        if word in CALL_ERRORS:
+            labels[names.ERROR_TYPE] = self._labels.bound(names.ERROR_TYPE, error_type(outcome))
         instruments.duration.record(seconds, labels, context)
 
     @quiet
     def attempt_ended(
-        self, attempt: Call, outcome: Outcome, *, seconds: float, context: Context | None
+        self,
+        attempt: Call,
+        outcome: Outcome,
+        *,
+        status: int | None,
+        seconds: float,
+        context: Context | None,
     ) -> None:
-        """Measure an attempt."""
+        """Measure an attempt; `status` is that of its reply, if one came."""
         word = attempt_outcome(outcome)
         labels: Labelled = {
             names.ATTEMPT_TARGET: self._labels.bound(names.ATTEMPT_TARGET, attempt.target.name),
@@ -101,6 +109,10 @@ class Metrics:
             labels[names.ATTEMPT_MODEL] = self._model(attempt.model)
         if not (outcome.ok or attempt.committed or outcome.usage is None):
             self._discard(outcome.usage, labels)
+        if status is not None:
+            # Providers have different names for a 429, so that `error.type` cannot tell.
+            known = self._labels.bound(names.STATUS_CODE, str(status)) != OTHER
+            labels[names.STATUS_CODE] = status if known else OTHER
         if word in ATTEMPT_ERRORS:
             labels[names.ERROR_TYPE] = self._labels.bound(names.ERROR_TYPE, error_type(outcome))
         self.instruments.attempt_duration.record(seconds, labels, context)
@@ -145,8 +157,8 @@ class Metrics:
         return self._with_tenant(call, labels)
 
     def _with_tenant(self, call: Call, labels: Labelled) -> Labelled:
-        if self._tenants is not None and call.tenant is not None:
-            labels[names.TENANT] = call.tenant if call.tenant in self._tenants else OTHER
+        if self.tenants is not None and call.tenant is not None:
+            labels[names.TENANT] = call.tenant if call.tenant in self.tenants else OTHER
         return labels
 
     def _model(self, model: str) -> str:

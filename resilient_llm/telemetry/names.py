@@ -123,6 +123,12 @@ CANARY_FROM: Final = "resilient_llm.canary.from"
 CANARY_STATE: Final = "resilient_llm.canary.state"
 CANARY_REASON: Final = "resilient_llm.canary.reason"
 
+# Our event of a target that was changed by hand, without the prefix, and what it says
+TARGET_CHANGE: Final = "target.change"
+TARGET_NAME: Final = "resilient_llm.target.name"
+TARGET_CHANGED: Final = "resilient_llm.target.changed"
+TARGET_WEIGHT: Final = "resilient_llm.target.weight"
+
 # Our event of a store that is given up on or found well again, without the prefix, and what it and its gauges say
 
 STORE_STATE_CHANGE: Final = "store.state_change"

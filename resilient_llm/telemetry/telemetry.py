@@ -5,7 +5,7 @@ Configuring the SDK is the application's, whenever it likes; until then nothing 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from opentelemetry import trace
 from opentelemetry.metrics import MeterProvider
@@ -15,6 +15,7 @@ from resilient_llm.errors import ConfigurationError
 from resilient_llm.telemetry import names
 from resilient_llm.telemetry.gauges import Merge, Observe
 from resilient_llm.telemetry.instruments import instruments_of, scope_version
+from resilient_llm.telemetry.listener import CallListener, ListenedCall
 from resilient_llm.telemetry.metrics import Metrics
 from resilient_llm.telemetry.names import Semconv
 from resilient_llm.telemetry.recorder import CallRecorder
@@ -35,6 +36,8 @@ class Telemetry:
     the first 100 seen do); `tenants` likewise, by default none. `semconv` is the set of names for the metrics of
     the GenAI conventions: "released", or the newer "inference".
 
+    `listener` makes a `CallListener` for each call, which hears of it whether or not there is an SDK.
+
     Raises `ConfigurationError` for an unknown `semconv`.
     """
 
@@ -48,7 +51,12 @@ class Telemetry:
         record_tenant: bool = True,
         models: Collection[str] | None = None,
         tenants: Collection[str] | None = None,
+        listener: Callable[[], CallListener] | None = None,
     ) -> None:
+        if listener is not None and not callable(listener):
+            raise ConfigurationError(
+                f"listener={listener!r}: allowed are functions that make a CallListener, and None"
+            )
         if semconv not in names.METRICS:
             allowed = ", ".join(map(repr, names.METRICS))
             raise ConfigurationError(f"semconv={semconv!r}: allowed are {allowed}")
@@ -66,9 +74,21 @@ class Telemetry:
         )
         self._propagate = propagate
         self._record_tenant = record_tenant
+        self.listener = listener
+        """What makes the listener of each call, if there is one."""
 
     def begin(self) -> CallTelemetry:
-        """Make the recorder of one call; one that does nothing while there is no SDK."""
+        """Make the recorder of one call; one that does nothing while there is no SDK, and no listener."""
+        recorder = self._recorder()
+        if self.listener is None:
+            return recorder
+        try:
+            return ListenedCall(recorder, self.listener())
+        except Exception as error:  # noqa: BLE001 - the listener is the application's
+            report("listener", error)
+            return recorder
+
+    def _recorder(self) -> CallTelemetry:
         if self._all_global and nothing_global():
             return SILENT
         traced, measured = tracing(self._tracer_provider), measuring(self._meter_provider)
@@ -91,11 +111,17 @@ class Telemetry:
     ) -> None:
         """Report a gauge from a bound method for as long as its owner lives.
 
-        `merge` makes one value of several that are reported under the same labels.
+        `merge` makes one value of several that are reported under the same labels. A label for the tenant is left
+        out, or `other`, as it is of other metrics, and what it told apart is merged.
         """
         try:
             self._metrics.instruments.gauges.add(
-                f"{names.SCOPE}.{name}", observe, unit=unit, description=description, merge=merge
+                f"{names.SCOPE}.{name}",
+                observe,
+                unit=unit,
+                description=description,
+                merge=merge,
+                tenants=self._metrics.tenants,
             )
         except Exception as error:  # noqa: BLE001 - the meter is the application's
             report(f"gauge {name}", error)

@@ -94,7 +94,9 @@ def whole_seconds(wait: float) -> int:
 
 def encode(value: object) -> bytes:
     """Return `value` as compact JSON."""
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode(
+        errors="backslashreplace"  # half of a surrogate pair, which JSON writes just so
+    )
 
 
 def event(data: JSONObject, name: str | None = None) -> bytes:

@@ -31,8 +31,10 @@ __all__ = ["RATE_CHECKS", "MakeRateStore", "RateCheck"]
 MakeRateStore: TypeAlias = Callable[[], RateStore]
 RateCheck: TypeAlias = Callable[[MakeRateStore], Awaitable[None]]
 
-_LATE = 2.0
+_LATE = 10.0
 """Seconds by which an answer may be late, on a busy machine, before a check says that it is wrong."""
+_TRIES = 5
+"""How often something is tried that a busy machine may be too slow for."""
 
 
 def _account() -> str:
@@ -57,7 +59,7 @@ async def _told(
         heard.set()
 
     tell(hear)
-    with anyio.fail_after(5):
+    with anyio.fail_after(2 * _LATE):
         await heard.wait()
     return levels
 
@@ -130,18 +132,26 @@ async def accounts_and_keys_are_apart(make: MakeRateStore) -> None:
 
 async def keeps_places_in_line(make: MakeRateStore) -> None:
     """Who waits keeps a place: newcomers wait behind it, and it takes what it waited for."""
-    first, second, account = make().rates, make().rates, _account()
+    first, second = make().rates, make().rates
     charge = _charge(1, capacity=1, rate=1)
-    await first.take(account, [charge])
-    held = await first.take(account, [charge], most_wait=2, mode="h")
-    assert held.verdict is Verdict.HELD
-    assert list(held.held) == [1.0]
-    assert 0 < held.again <= 1
-    behind = await second.take(account, [charge])
-    assert behind.verdict is Verdict.REFUSED
-    assert behind.wait > held.again + 0.2, "a newcomer would not wait for who came before"
-    await anyio.sleep(held.again)
-    assert (await second.take(account, [charge])).verdict is Verdict.REFUSED, "a newcomer took what is kept"
+    for _ in range(_TRIES):
+        account, began = _account(), anyio.current_time()
+        await first.take(account, [charge])
+        held = await first.take(account, [charge], most_wait=2, mode="h")
+        if held.verdict is Verdict.TAKEN and anyio.current_time() - began > 1:
+            continue
+        assert held.verdict is Verdict.HELD
+        assert list(held.held) == [1.0]
+        assert 0 < held.again <= 1
+        behind = await second.take(account, [charge])
+        assert behind.verdict is Verdict.REFUSED
+        late = anyio.current_time() - began
+        assert behind.wait > held.again + 0.9 - late, "a newcomer would not wait for who came before"
+        await anyio.sleep(held.again)
+        newcomer = await second.take(account, [charge])
+        if anyio.current_time() - began < held.again + 0.9:
+            break  # else a place may have been forgotten
+    assert newcomer.verdict is Verdict.REFUSED, "a newcomer took what is kept"
     mine = await first.take(account, [charge._replace(held=held.held[0])], most_wait=2, mode="h")
     assert mine.verdict is Verdict.TAKEN, "what was waited for was not there"
 
@@ -223,11 +233,13 @@ async def lowers_and_pauses(make: MakeRateStore) -> None:
     rates, account = make().rates, _account()
     (level,) = await _told(lambda hear: rates.lower(account, [_charge(4)], [0.0], hear))
     _near(level.level, 4, what="a lowered level")
+    began = anyio.current_time()
     (level,) = await _told(lambda hear: rates.lower(account, [_charge(9)], [0.5], hear))
     _near(level.level, 4, what="a level lowered to more than it was")
     assert 0 < level.pause <= 0.5
     refused = await rates.take(account, [_charge(1)])
-    assert refused.verdict is Verdict.REFUSED, "taken in a pause"
+    in_time = anyio.current_time() - began < 0.5
+    assert refused.verdict is Verdict.REFUSED or not in_time, "taken in a pause"
     await anyio.sleep(refused.wait + 0.005)
     assert (await rates.take(account, [_charge(1)])).verdict is Verdict.TAKEN, "refused after the pause"
 
@@ -241,7 +253,7 @@ async def leaves_nothing_when_cancelled(make: MakeRateStore) -> None:
         with anyio.move_on_after(turn * 2e-5):
             kept += (await rates.take(account, [charge])).verdict is Verdict.TAKEN
     level = -1.0
-    for _ in range(50):
+    for _ in range(1_000):
         level = (await rates.take(account, [charge._replace(amount=0)])).levels[0].level
         if abs(level - (100 - kept)) < 0.1:
             return

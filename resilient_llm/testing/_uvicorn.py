@@ -9,6 +9,9 @@ from collections.abc import Callable
 import uvicorn
 from starlette.types import ASGIApp
 
+_KEEP_ALIVE = 3600
+"""Seconds for which an idle connection stays open: a client that was held up may use it just as it is closed."""
+
 
 class LoopbackServer(uvicorn.Server):
     """A uvicorn server on a socket of its own that tells when it is ready and leaves signals alone.
@@ -18,7 +21,13 @@ class LoopbackServer(uvicorn.Server):
 
     def __init__(self, app: ASGIApp, host: str, port: int, on_ready: Callable[[], object]) -> None:
         # log_config=None: a test's logging is the test's own to configure.
-        config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=1)
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            timeout_keep_alive=_KEEP_ALIVE,
+            timeout_graceful_shutdown=1,
+        )
         super().__init__(config)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         # The protocol is named so that asyncio sets TCP_NODELAY: without it each response waits 40 ms for an ACK.
@@ -56,4 +65,4 @@ class LoopbackServer(uvicorn.Server):
 
 def run(app: ASGIApp, host: str, port: int) -> None:
     """Serve as a program does, until a signal."""
-    uvicorn.run(app, host=host, port=port, log_level="warning")
+    uvicorn.run(app, host=host, port=port, log_level="warning", timeout_keep_alive=_KEEP_ALIVE)

@@ -23,7 +23,7 @@ __all__ = ["CIRCUIT_CHECKS", "CircuitCheck", "MakeCircuitStore"]
 MakeCircuitStore: TypeAlias = Callable[[], CircuitStore]
 CircuitCheck: TypeAlias = Callable[[MakeCircuitStore], Awaitable[None]]
 
-_LATE = 2.0
+_LATE = 10.0
 """Seconds by which an answer may be late, on a busy machine, before a check says that it is wrong."""
 _OPEN = CircuitSnapshot(
     generation=1,
@@ -153,11 +153,13 @@ async def tells_of_changes_while_used(make: MakeCircuitStore) -> None:
     assert other.group.fresh(anyio.current_time())
     heard = anyio.Event()
     one.group.swap_soon("after", 0, _OPEN, lambda _agreed: heard.set())
-    with anyio.fail_after(5):
+    with anyio.fail_after(2 * _LATE):
         await heard.wait()
-    with anyio.move_on_after(1.0 + _LATE):
-        while "after" not in other.heard:  # noqa: ASYNC110 - as long as it may take
-            await anyio.sleep(0.02)
+    # In turns of the event loop: a busy machine is no fault of the store's.
+    for _ in range(100):
+        if "after" in other.heard:
+            break
+        await anyio.sleep(0.02)
     assert "after" in other.heard, "not heard of within a second"
     assert other.group.made == other.heard["after"].made
     assert other.rounds, "the end of a round was not told"

@@ -26,7 +26,7 @@ LeaseCheck: TypeAlias = Callable[[MakeLeaseStore], Awaitable[None]]
 
 _SOON = 0.5
 """Seconds within which who is first in line hears of a lease: before it would have asked again anyway."""
-_AT_LAST = 5.0
+_AT_LAST = 20.0
 
 
 class _Access:
@@ -52,8 +52,8 @@ def _name() -> str:
 
 
 async def _becomes(true: Callable[[], Awaitable[bool]], what: str, *, within: float = _AT_LAST) -> None:
-    end = anyio.current_time() + within
-    while anyio.current_time() < end:
+    # In turns of the event loop: a busy machine is no fault of the store's.
+    for _ in range(round(within / 0.01)):
         if await true():
             return
         await anyio.sleep(0.01)
@@ -223,10 +223,13 @@ async def counts_what_was_let_in_without_it(make: MakeLeaseStore) -> None:
     adopted = access.pool.adopt([limit])
     # A store may tell of it when it next hears from the process.
     await access.granted(LeaseLimit("another", 1))
-    await anyio.sleep(0.1)
+
+    async def held(count: int) -> bool:
+        return (await other.refused(limit)).held == count
+
+    await _becomes(lambda: held(2), "both count")
     access.pool.release(asked)
-    await anyio.sleep(0.1)
-    await other.refused(limit)
+    await _becomes(lambda: held(1), "what was let in counts alone")
     access.pool.release(adopted)
     await _granted_at_last(other, [limit])
 

@@ -46,7 +46,7 @@ MakeLedgerStore: TypeAlias = Callable[[], _WithLedger]
 ReplyCheck: TypeAlias = Callable[[MakeReplyStore], Awaitable[None]]
 LedgerCheck: TypeAlias = Callable[[MakeLedgerStore], Awaitable[None]]
 
-_LATE = 2.0
+_LATE = 10.0
 """Seconds by which an answer may be late, on a busy machine, before a check says that it is wrong."""
 _DAY = RollingPeriod("day", 86_400.0, 24)
 _MONTH = RollingPeriod("month", 30 * 86_400.0, 30)
@@ -218,10 +218,18 @@ async def takes_what_does_not_fit_when_it_is_not_enforced(make: MakeLedgerStore)
 
 async def forgets_what_was_spent_long_ago(make: MakeLedgerStore) -> None:
     """What is spent counts for a period, and at most one of its slices longer."""
-    one, other = _processes(make, _usd(10.0, _MOMENT))
-    await one.settle(await one.reserved(10.0), 10.0)
-    await one.until(lambda level: level.spent == 10.0, what="settled")
-    refused = await other.reserve(1.0)
+    for _ in range(5):  # a busy machine may take longer than the moment it is kept for
+        one, other = _processes(make, _usd(10.0, _MOMENT))
+        began = anyio.current_time()
+
+        def gone(began: float = began) -> bool:
+            return anyio.current_time() - began > _MOMENT.duration
+
+        await one.settle(await one.reserved(10.0), 10.0)
+        await one.until(lambda level, gone=gone: level.spent == 10.0 or gone(), what="settled")  # type: ignore[misc]
+        refused = await other.reserve(1.0)
+        if not gone():
+            break
     assert refused.reservation is None
     assert refused.retry_after is not None
     assert 0.0 < refused.retry_after <= 1.25

@@ -16,13 +16,25 @@ from yarl import URL
 from resilient_llm.message import Headers, Request
 from resilient_llm.transports.httpx_family import _Chain
 
-__all__ = ["LocalProtocolError", "Upload", "headers_of", "length_of", "upload", "url_of"]
+__all__ = [
+    "DROPPED",
+    "LocalProtocolError",
+    "Upload",
+    "check_head",
+    "headers_of",
+    "length_of",
+    "upload",
+    "url_of",
+]
 
 _URL = re.compile(r"[!-~]+")
 _TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _FORBIDDEN = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _SINGLE = frozenset({b"host", b"content-length", b"transfer-encoding", b"expect"})
-_DROPPED = frozenset({b"transfer-encoding", b"expect"})
+DROPPED = frozenset({b"transfer-encoding", b"expect"})
+"""Headers that are not sent: how a body is framed is for each connection to say, and it is sent at once."""
+
+_METHODS = frozenset({"DELETE", "GET", "HEAD", "PATCH", "POST", "PUT"})
 
 
 class LocalProtocolError(aiohttp.ClientError, ValueError):
@@ -47,26 +59,43 @@ def url_of(url: str) -> URL:
     return made
 
 
+def check_head(request: Request) -> None:
+    """Raise `LocalProtocolError` for a method or headers that cannot be sent."""
+    method = request.method
+    if method not in _METHODS and (not _TOKEN.fullmatch(method.encode()) or method.upper() == "CONNECT"):
+        raise LocalProtocolError(f"method {method!r} cannot be sent")
+    names = [name.lower() for name, _value in request.headers]
+    values = b"".join([value for _name, value in request.headers])
+    # Looked at together, since hardly ever one cannot be sent; then which one it is, is worth a second look.
+    sound = b"" not in names and (not names or _TOKEN.fullmatch(b"".join(names)))
+    if sound and values.isascii() and not _FORBIDDEN.search(values) and len(set(names)) == len(names):
+        return
+    seen: set[bytes] = set()
+    for raw, value in request.headers:
+        if not _TOKEN.fullmatch(raw) or _FORBIDDEN.search(value):
+            raise LocalProtocolError(f"header {raw!r} cannot be sent")
+        name = raw.lower()
+        if name in _SINGLE and name in seen:
+            raise LocalProtocolError(f"header {raw!r} is there twice")
+        seen.add(name)
+        if name not in DROPPED:
+            _text(raw, value)
+
+
 def headers_of(request: Request) -> list[tuple[str, str]]:
     """Give the headers to send, in their order; raises `LocalProtocolError` for those that cannot be.
 
     How a body is framed is for each connection to say: transfer-encoding goes, and expect with it, since the body
     is sent at once.
     """
-    method = request.method
-    if not _TOKEN.fullmatch(method.encode()) or method.upper() == "CONNECT":
-        raise LocalProtocolError(f"method {method!r} cannot be sent")
+    check_head(request)
     headers: list[tuple[str, str]] = []
     spelled: dict[bytes, str] = {}
     for raw, value in request.headers:
-        if not _TOKEN.fullmatch(raw) or _FORBIDDEN.search(value):
-            raise LocalProtocolError(f"header {raw!r} cannot be sent")
         name = raw.lower()
-        if name in _SINGLE and name in spelled:
-            raise LocalProtocolError(f"header {raw!r} is there twice")
         # aiohttp would take the last of two that are spelled differently.
         shown = spelled.setdefault(name, raw.decode())
-        if name not in _DROPPED:
+        if name not in DROPPED:
             headers.append((shown, _text(raw, value)))
     return headers
 

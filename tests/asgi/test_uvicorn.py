@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 
 from resilient_llm import Bulkhead, Deadline
 from resilient_llm.asgi import ResilienceMiddleware
+from tests.support import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.realtime]
 
@@ -42,20 +43,16 @@ async def serving(app: ASGIApp, http: Any) -> AsyncIterator[tuple[str, Server]]:
     """Serve an app on a free port and give its address."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
-        server = Server(uvicorn.Config(app, http=http, log_level="critical", lifespan="on"))
+        config = uvicorn.Config(
+            app, http=http, log_level="critical", lifespan="on", timeout_keep_alive=3600
+        )  # or one is closed just as a client that was held up uses it
+        server = Server(config)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(server.serve, [sock])
             while not server.started:  # noqa: ASYNC110 - uvicorn offers no more
                 await anyio.sleep(0.01)
             yield f"http://127.0.0.1:{sock.getsockname()[1]}", server
             server.should_exit = True
-
-
-async def until(condition: Any) -> None:
-    """Wait until something is so; fail when it takes a second."""
-    with anyio.fail_after(1):
-        while not condition():  # noqa: ASYNC110 - any condition
-            await anyio.sleep(0.01)
 
 
 class Service:
@@ -66,7 +63,7 @@ class Service:
         self.bulkhead = Bulkhead(max_concurrent=1, max_queued=1)
         self.app = app = FastAPI()
         if options.pop("wrapped", True):
-            policies = options.pop("policies", [Deadline(30), self.bulkhead])
+            policies = options.pop("policies", [Deadline(300), self.bulkhead])
             app.add_middleware(ResilienceMiddleware, tenant="x-tenant-id", policies=policies, **options)
 
         @app.post("/echo")
@@ -78,7 +75,7 @@ class Service:
         async def slow() -> str:
             self.log.append("slow began")
             try:
-                await anyio.sleep(5)
+                await anyio.sleep(600)
             finally:
                 self.log.append("slow ended")
             return "slow"
@@ -94,8 +91,9 @@ class Service:
         @app.get("/events")
         async def events() -> StreamingResponse:
             async def generate() -> AsyncIterator[bytes]:
+                self.log.append("generator began")
                 try:
-                    for n in range(50):
+                    for n in range(6_000):
                         yield f"data: {n}\n\n".encode()
                         await anyio.sleep(0.1)
                 finally:
@@ -105,7 +103,7 @@ class Service:
 
 
 def client(address: str) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=address, headers={"x-tenant-id": "acme"})
+    return httpx.AsyncClient(base_url=address, headers={"x-tenant-id": "acme"}, timeout=60)
 
 
 async def post(address: str, path: str, *, body: bytes = b"", expect: bool = False) -> SocketStream:
@@ -126,7 +124,7 @@ async def test_requests_streams_and_background_tasks(http: str, options: dict[st
         for size in (0, 10, 1_000_000):
             response = await session.post("/echo", content=b"x" * size)
             assert response.json() == {"length": size}
-        assert service.log == ["background"] * 3
+        await until(lambda: service.log == ["background"] * 3)
         gaps: list[float] = []
         async with session.stream("GET", "/events") as response:
             async for line in response.aiter_lines():
@@ -156,10 +154,14 @@ async def test_a_client_that_leaves_the_queue(http: str) -> None:
 async def test_a_client_that_leaves_a_handler(http: str, path: str) -> None:
     service = Service(cancel_on_disconnect=lambda scope: scope["path"] != "/poll")
     async with serving(service.app, http) as (address, _):
-        async with client(address) as session:
-            with anyio.move_on_after(0.3):
-                await session.get(path)
-        expected = {"/poll": ["polling", "disconnect seen"], "/events": ["generator closed"]}
+        async with client(address) as session, anyio.create_task_group() as tasks:
+            tasks.start_soon(session.get, path)
+            await until(lambda: service.log)
+            tasks.cancel_scope.cancel()
+        expected = {
+            "/poll": ["polling", "disconnect seen"],
+            "/events": ["generator began", "generator closed"],
+        }
         await until(lambda: service.log == expected[path])
         await until(lambda: not service.bulkhead.in_use())
 
@@ -170,7 +172,7 @@ async def test_a_thread_that_outlives_its_client_keeps_its_slot(http: str) -> No
 
     @service.app.post("/thread")
     def thread() -> str:
-        go_on.wait(5)
+        go_on.wait(60)
         return "done"
 
     async with serving(service.app, http) as (address, _):
@@ -209,10 +211,11 @@ async def test_who_is_refused_at_once_is_not_asked_for_a_body(http: str) -> None
 async def test_a_running_request_outlives_the_servers_shutdown(http: str) -> None:
     service = Service()
     app = service.app
+    go_on = anyio.Event()
 
     @app.get("/short")
     async def short() -> str:
-        await anyio.sleep(0.3)
+        await go_on.wait()
         return "done"
 
     responses: list[httpx.Response] = []
@@ -225,5 +228,7 @@ async def test_a_running_request_outlives_the_servers_shutdown(http: str) -> Non
             tasks.start_soon(get)
             await until(service.bulkhead.in_use)
             server.should_exit = True
+            await anyio.sleep(0.3)
+            go_on.set()
     assert [response.status_code for response in responses] == [200]
     assert service.bulkhead.in_use() == 0

@@ -17,6 +17,7 @@ from resilient_llm import Backoff, Bulkhead, Retry
 from resilient_llm.httpx2 import ResilientTransport
 from resilient_llm.testing import FakeModel, FakeProvider, Latency, serve
 from tests.client.raw_server import answer, raw_server
+from tests.support import A_HANG
 
 pytestmark = [pytest.mark.anyio, pytest.mark.realtime]
 
@@ -78,7 +79,7 @@ async def test_http_08_cancelled_calls_leave_no_connection_behind(streams: bool)
     inner = httpx2.AsyncHTTPTransport(limits=httpx2.Limits(max_connections=10))
     # Fewer calls than connections: then nobody waits in the pool, where a cancelled wait may keep its place.
     transport = ResilientTransport(inner, policies=[Bulkhead(max_concurrent=8), Retry(backoff=QUICK)])
-    async with serve(provider) as url, httpx2.AsyncClient(transport=transport, timeout=5) as client:
+    async with serve(provider) as url, httpx2.AsyncClient(transport=transport, timeout=60) as client:
 
         async def leave(turns: int) -> None:
             with anyio.CancelScope() as scope:
@@ -98,7 +99,7 @@ async def test_http_08_cancelled_calls_leave_no_connection_behind(streams: bool)
             async with anyio.create_task_group() as wave:
                 for _ in range(20):
                     wave.start_soon(leave, rng.randrange(7))
-        with anyio.fail_after(5):
+        with anyio.fail_after(A_HANG):
             for _ in range(8):
                 assert (await client.post(url + CHAT, json=ASK)).status_code == 200
             await provider.wait_until_idle()

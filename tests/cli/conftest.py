@@ -50,4 +50,4 @@ def read_until(process: subprocess.Popen[str], text: str) -> str:
 def stop(process: subprocess.Popen[str], number: signal.Signals = signal.SIGINT) -> tuple[str, str]:
     """Send a signal, wait for the end, and return the rest of what was written to stdout and stderr."""
     process.send_signal(number)
-    return process.communicate(timeout=20)
+    return process.communicate(timeout=100)

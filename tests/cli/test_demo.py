@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import time
-from typing import Any
 
 import httpx
 import pytest
@@ -20,26 +19,36 @@ from resilient_llm.demo.scenario import TENANTS
 from tests.cli.conftest import Start, read_until, stop
 from tests.otlp import Receiver
 
+pytestmark = pytest.mark.realtime
+
 SHORT = ["--duration", "2"]
+SECONDS = (2, 6, 18)
+"""How long a run lasts: longer again where the machine was too slow to show in time what is to be shown."""
 
 
-def finish(process: subprocess.Popen[str]) -> tuple[str, dict[str, Any]]:
-    """Wait for a run that must end well, and return what it printed, and the figures of its last line."""
-    stdout, stderr = process.communicate(timeout=60)
-    assert (process.returncode, stderr) == (0, ""), stdout + stderr
-    *lines, last = stdout.splitlines()
-    return "\n".join(lines), json.loads(last)
+def finish(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """Wait for the end of a run, and return what it printed and what it complained of."""
+    stdout, stderr = process.communicate(timeout=100)
+    assert process.returncode == (1 if stderr else 0), stdout + stderr
+    return stdout, stderr
 
 
 def test_a_run_shows_what_it_is_there_to_show(start: Start) -> None:
-    with Receiver() as collector:
-        printed, figures = finish(start("demo", *SHORT, "--json", "--otlp", collector.url))
-        spans = list(collector.spans)
-        metrics = collector.points.names()
+    for seconds in SECONDS:
+        with Receiver() as collector:
+            options = ["--duration", str(seconds), "--json", "--otlp", collector.url]
+            printed, complaint = finish(start("demo", *options))
+            spans = list(collector.spans)
+            metrics = collector.points.names()
+        if not complaint:
+            break
+    assert complaint == "", printed + complaint
+    *lines, last = printed.splitlines()
+    printed, figures = "\n".join(lines), json.loads(last)
 
     tenants = figures["tenants"]
     assert {name: row["calls"] for name, row in tenants.items()} == {
-        tenant.name: 2 * tenant.rate for tenant in TENANTS
+        tenant.name: seconds * tenant.rate for tenant in TENANTS
     }
     for row in tenants.values():
         assert row["calls"] == row["ok"] + row["rejected"] + row["failed"]
@@ -54,7 +63,7 @@ def test_a_run_shows_what_it_is_there_to_show(start: Start) -> None:
         tenants["noisy"][name] for name in ("calls", "ok", "rejected", "failed", "retries")
     ]
     assert "noisy made 50 times the calls of a quiet tenant." in printed
-    assert "12 of 12 calls served" in printed
+    assert f"{6 * seconds} of {6 * seconds} calls served" in printed
     assert "\x1b" not in printed
     assert max(map(len, printed.splitlines())) <= 80
 
@@ -78,26 +87,38 @@ def test_a_run_shows_what_it_is_there_to_show(start: Start) -> None:
     assert "resilient_llm.rejections" in metrics
 
 
+def serving_on_a_port_of_its_own(start: Start) -> tuple[subprocess.Popen[str], int]:
+    """Start a demo that stays up on a port that was free; somebody else may take it before."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        demo = start("demo", *SHORT, "--serve", "--port", str(port))
+        assert demo.stderr is not None
+        if demo.stdout is not None and demo.stdout.readline():
+            return demo, port
+        assert "Address already in use" in demo.stderr.read()
+
+
 def test_serve_stays_up_until_interrupted(start: Start) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    demo = start("demo", *SHORT, "--serve", "--port", str(port))
+    demo, port = serving_on_a_port_of_its_own(start)
     read_until(demo, "Serving until Ctrl-C")
     app, provider = read_until(demo, "app").split()[1], read_until(demo, "provider").split()[1]
     assert app == f"http://127.0.0.1:{port}"
     assert f"curl {app}/chat -H 'x-tenant: amber'" in read_until(demo, "curl")
     reply = httpx.post(
-        f"{app}/chat", json={"message": "Hello"}, headers={"x-tenant": "amber"}, trust_env=False
+        f"{app}/chat", json={"message": "Hello"}, headers={"x-tenant": "amber"}, trust_env=False, timeout=60
     )
     assert reply.status_code == 200
     assert reply.json()["text"].startswith("Whatever you say")
-    assert httpx.post(f"{app}/chat", json={"message": "Hello"}, trust_env=False).status_code == 401
-    assert httpx.get(f"{provider}/models", trust_env=False).is_success
+    assert (
+        httpx.post(f"{app}/chat", json={"message": "Hello"}, trust_env=False, timeout=60).status_code == 401
+    )
+    assert httpx.get(f"{provider}/models", trust_env=False, timeout=60).is_success
     assert stop(demo)[1].strip() == ""
     assert demo.returncode == 130
     for url in (app, provider):
         with pytest.raises(httpx.ConnectError):
-            httpx.get(url, trust_env=False)
+            httpx.get(url, trust_env=False, timeout=60)
 
 
 def test_interrupted_in_the_middle_of_a_run(start: Start) -> None:
@@ -127,7 +148,7 @@ def test_live_figures_on_a_terminal_leave_it_as_it_was(start: Start) -> None:
     except OSError:  # what Linux says at the end of a pseudo-terminal
         pass
     os.close(parent)
-    assert demo.wait(20) == 130
+    assert demo.wait(100) == 130
     assert screen.rindex(b"\x1b[?25h") > screen.rindex(b"\x1b[?25l")  # the cursor is back
 
 
@@ -135,7 +156,7 @@ def test_nobody_listens_at_the_collectors_port(start: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         url = f"http://127.0.0.1:{probe.getsockname()[1]}"
     demo = start("demo", "--otlp", url)
-    stdout, stderr = demo.communicate(timeout=20)
+    stdout, stderr = demo.communicate(timeout=100)
     assert demo.returncode == 1
     assert stdout == ""
     assert re.fullmatch(rf"Error: no collector takes OTLP/HTTP traces at {url}: .*refused.*\n", stderr)

@@ -17,6 +17,7 @@ import resilient_llm.httpx
 import resilient_llm.httpx2
 from resilient_llm import Backoff, CircuitBreaker, Deadline, Policy, Retry
 from resilient_llm.testing import FakeModel, FakeProvider, Fault, Latency, serve
+from tests.support import A_HANG, stalls
 
 pytestmark = [pytest.mark.anyio, pytest.mark.realtime]
 
@@ -175,12 +176,12 @@ async def test_an_open_circuit_refuses_without_a_connection_and_the_sdk_does_not
 
 
 async def test_a_deadline_is_an_sdk_error_and_the_sdk_does_not_retry() -> None:
-    provider = FakeProvider(FakeModel(latency=Latency(headers=5.0)))
+    provider = FakeProvider(FakeModel(latency=Latency(headers=60.0)))
     inner = Counting()
     transport = resilient_llm.httpx2.ResilientTransport(inner, policies=[Deadline(0.2), Retry()])
     async with serve(provider) as url, httpx2.AsyncClient(transport=transport) as http:
         client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="fake", http_client=http)
-        with anyio.fail_after(2), pytest.raises(openai.InternalServerError, match="deadline") as raised:
+        with anyio.fail_after(A_HANG), pytest.raises(openai.InternalServerError, match="deadline") as raised:
             await ask_openai(client)
         assert raised.value.status_code == 504
     assert inner.sent == 1
@@ -191,7 +192,7 @@ async def test_str_11_error_replies_to_streaming_calls_free_their_connections() 
     provider.script(MODEL, [Fault(status=429, headers={"retry-after": "3600"})] * 20)
     inner = httpx2.AsyncHTTPTransport(limits=httpx2.Limits(max_connections=10))
     transport = resilient_llm.httpx2.ResilientTransport(inner, policies=[Retry()])
-    async with serve(provider) as url, httpx2.AsyncClient(transport=transport, timeout=2) as http:
+    async with serve(provider) as url, httpx2.AsyncClient(transport=transport, timeout=A_HANG) as http:
         client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="fake", http_client=http)
 
         async def one() -> None:
@@ -227,7 +228,10 @@ async def test_a_stream_that_is_left_early_is_closed_at_the_provider_within_a_se
         )
         async for _chunk in stream:
             break
-        await stream.close()
-        with anyio.fail_after(1):
-            await provider.wait_until_idle()
+        async with stalls() as lost:
+            left = anyio.current_time()
+            await stream.close()
+            with anyio.fail_after(A_HANG):
+                await provider.wait_until_idle()
+            assert anyio.current_time() - left < 1 + lost.total
     assert provider.requests[0].disconnected_at is not None

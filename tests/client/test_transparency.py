@@ -229,12 +229,12 @@ async def broken_connections(library: ModuleType, client: Any, url: str) -> list
 async def silent(
     _head: bytes, _body: bytes, _reader: asyncio.StreamReader, _writer: asyncio.StreamWriter
 ) -> None:
-    await asyncio.sleep(1)
+    await asyncio.sleep(60)
 
 
 @scenario(silent)
 async def timeouts(library: ModuleType, client: Any, url: str) -> list[object]:
-    return await failure(client.get(url, timeout=0.05))
+    return await failure(client.get(url, timeout=library.Timeout(60, read=0.05)))
 
 
 @scenario(echo)
@@ -272,7 +272,7 @@ async def test_same(library: ModuleType, run: Scenario, handler: Handler) -> Non
         transport: Any = library.AsyncHTTPTransport()
         if wrap:
             transport = ours.ResilientTransport(transport)
-        async with raw_server(handler) as url, library.AsyncClient(transport=transport, timeout=5) as client:
+        async with raw_server(handler) as url, library.AsyncClient(transport=transport, timeout=60) as client:
             account_of_it = await run(library, client, url)
             accounts.append([_without(url, item) for item in account_of_it])
     assert accounts[0] == accounts[1]

@@ -115,4 +115,4 @@ def test_it_takes_linear_time() -> None:
             best = min(best, time.process_time() - began)
         return best
 
-    assert seconds(20_000) < 30 * seconds(2_000)
+    assert seconds(20_000) < 50 * seconds(2_000)  # ten times as long, and not a hundred

@@ -65,6 +65,8 @@ def test_what_is_no_object_is_an_error(document: bytes) -> None:
 )
 def test_the_time_is_linear_in_the_document(filler: bytes) -> None:
     document = b"{" + filler + b',"model":"a"}'
-    began = time.perf_counter()
+    began = time.process_time()
     assert with_member(document, "model", b'"b"') == b"{" + filler + b',"model":"b"}'
-    assert time.perf_counter() - began < 1  # a megabyte takes milliseconds; a square of it would take minutes
+    assert (
+        time.process_time() - began < 10
+    )  # a megabyte takes milliseconds; a square of it would take minutes

@@ -14,6 +14,7 @@ from resilient_llm.asgi import ResilienceMiddleware
 from resilient_llm.testing import serve
 from tests.asgi.server import respond
 from tests.fairness.traffic import Enter, Street, Visit, offer, p99, saturating
+from tests.support import stalls
 
 pytestmark = [pytest.mark.anyio, pytest.mark.realtime]
 
@@ -68,13 +69,13 @@ async def test_it_is_the_same_over_real_sockets() -> None:
                     )
                     spans[name] = began, anyio.current_time()
 
-    async with anyio.create_task_group() as group:
+    async with stalls() as lost, anyio.create_task_group() as group:
         group.start_soon(run, "alone", 0)
         group.start_soon(run, "beside", 50 * SLOTS // 2)
     alone, beside = streets["alone"], streets["beside"]
     assert len(alone.served["quiet"]) == len(beside.served["quiet"]) == 40
     assert beside.peak == SLOTS
-    assert len(beside.served["noisy"]) > 50
-    assert p99(beside.totals("quiet")) <= 2 * p99(alone.totals("quiet"))
+    assert len(beside.served["noisy"]) > SLOTS
+    assert p99(beside.totals("quiet")) <= 2 * p99(alone.totals("quiet")) + lost.longest
     interval = beside.interval(*spans["beside"])
-    assert p99(beside.waits("quiet")) <= p99(alone.waits("quiet")) + interval + JITTER
+    assert p99(beside.waits("quiet")) <= p99(alone.waits("quiet")) + interval + JITTER + 2 * lost.longest

@@ -169,21 +169,22 @@ def test_what_is_not_the_transports_is_not_judged(error: BaseException) -> None:
     assert classify_exception(error) is None
 
 
-Get: TypeAlias = Callable[[str], Awaitable[object]]
+Get: TypeAlias = Callable[[str, float], Awaitable[object]]
+"""Get a URL, and wait so many seconds for an answer."""
 
 
-async def get_httpx(url: str) -> object:
-    async with httpx.AsyncClient(timeout=0.2, trust_env=False) as client:
+async def get_httpx(url: str, patience: float) -> object:
+    async with httpx.AsyncClient(timeout=httpx.Timeout(60, read=patience), trust_env=False) as client:
         return await client.get(url)
 
 
-async def get_httpx2(url: str) -> object:
-    async with httpx2.AsyncClient(timeout=0.2, trust_env=False) as client:
+async def get_httpx2(url: str, patience: float) -> object:
+    async with httpx2.AsyncClient(timeout=httpx2.Timeout(60, read=patience), trust_env=False) as client:
         return await client.get(url)
 
 
-async def get_aiohttp(url: str) -> object:
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=0.2, sock_read=0.2)
+async def get_aiohttp(url: str, patience: float) -> object:
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=60, sock_read=patience)
     async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as response:
         return await response.read()
 
@@ -222,7 +223,7 @@ async def server(answer: bytes | None) -> AsyncIterator[int]:
 async def test_a_failure_on_the_wire(get: Get, scheme: str, answer: bytes | None, error_type: str) -> None:
     async with server(answer) as port:
         with pytest.raises(Exception) as caught:
-            await get(f"{scheme}://127.0.0.1:{port}/")
+            await get(f"{scheme}://127.0.0.1:{port}/", 0.2 if answer is None else 60)
     check(classify_exception(caught.value), error_type)
 
 
@@ -233,7 +234,7 @@ async def test_nobody_listens(get: Get) -> None:
     async with server(b"") as port:
         pass
     with pytest.raises(Exception) as caught:
-        await get(f"http://127.0.0.1:{port}/")
+        await get(f"http://127.0.0.1:{port}/", 60)
     check(classify_exception(caught.value), "connect_error")
 
 

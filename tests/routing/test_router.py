@@ -139,6 +139,13 @@ async def test_the_only_target_is_asked_again_even_if_it_was_silent() -> None:
     assert upstreams.names == ["a", "a"]
 
 
+async def test_targets_that_could_not_carry_the_call_out_do_not_count_as_others() -> None:
+    upstreams = Upstreams(a=[SILENT])
+    other = target("b", dialect="anthropic")
+    await door(upstreams, router({"m": [target("a"), other], "n": other}, fallbacks={"m": ["n"]}))(model="m")
+    assert upstreams.names == ["a", "a"]
+
+
 async def test_a_prompt_that_is_too_long_goes_only_to_a_larger_window() -> None:
     upstreams = Upstreams(a=[TOO_LONG])
     models = {

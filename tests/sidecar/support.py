@@ -98,14 +98,14 @@ class Log:
 
     async def line(self) -> str:
         """Wait for a line of any kind and give it: it may be written just after the reply."""
-        with anyio.fail_after(5):
+        with anyio.fail_after(20):
             while not self.lines:  # noqa: ASYNC110 - what is waited for tells nobody
                 await anyio.sleep(0.01)
         return self.lines[0]
 
     async def entry(self, number: int = 1) -> dict[str, Any]:
         """Wait for so many entries and give the last of them."""
-        with anyio.fail_after(5):
+        with anyio.fail_after(20):
             while len(self.entries) < number:  # noqa: ASYNC110 - what is waited for tells nobody
                 await anyio.sleep(0.01)
         return self.entries[number - 1]
@@ -138,7 +138,12 @@ def logged() -> Iterator[Log]:
 
 @asynccontextmanager
 async def over_sockets(
-    toml: str, *, max_head: int = 64 * 1024, head_timeout: float = 10.0
+    toml: str,
+    *,
+    max_head: int = 64 * 1024,
+    head_timeout: float = 10.0,
+    send_timeout: float = 60.0,
+    max_connections: int | None = None,
 ) -> AsyncIterator[tuple[str, Sidecar]]:
     """Serve a sidecar as its server does, with aiohttp on the other side; give its URL and itself."""
     sidecar = Sidecar(parse(toml), AiohttpTransport())
@@ -146,13 +151,19 @@ async def over_sockets(
     sock.bind(("127.0.0.1", 0))
     settings = uvicorn.Config(
         sidecar,
-        http=guarded(max_head=max_head, head_timeout=head_timeout),
+        http=guarded(
+            max_head=max_head,
+            head_timeout=head_timeout,
+            send_timeout=send_timeout,
+            max_connections=max_connections,
+        ),
         ws="none",
         log_config=None,
         access_log=False,
         server_header=False,
         date_header=False,
         proxy_headers=False,
+        timeout_keep_alive=75,
         timeout_graceful_shutdown=1,
     )
     server = uvicorn.Server(settings)

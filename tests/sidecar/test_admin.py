@@ -10,6 +10,7 @@ from resilient_llm.message import Headers
 from resilient_llm.sidecar import Config, ConfigError, Sidecar, parse
 from resilient_llm.sidecar.admin import Admin, admin_token
 from resilient_llm.sidecar.app import Sidecar as App
+from resilient_llm.sidecar.desk import OneProcess
 from resilient_llm.sidecar.observability import observe
 from resilient_llm.sidecar.reload import Reloader
 from resilient_llm.testing import FakeProvider, Fault
@@ -50,7 +51,7 @@ async def get(admin: Admin, path: str, headers: Headers | None = None, method: s
 
 async def test_probes() -> None:
     sidecar = sidecar_of(FakeProvider())
-    admin = Admin(sidecar, None, token=TOKEN)
+    admin = Admin(OneProcess(sidecar, None), token=TOKEN)
     for path in ("/healthz", "/readyz"):
         assert (await get(admin, path, [])).status == 200
         assert (await ask(sidecar, b"", path=path, method="GET")).status == 200
@@ -61,7 +62,7 @@ async def test_probes() -> None:
 
 
 async def test_the_token_is_needed() -> None:
-    admin = Admin(sidecar_of(FakeProvider()), None, token=TOKEN)
+    admin = Admin(OneProcess(sidecar_of(FakeProvider()), None), token=TOKEN)
     for headers in ([], [(b"authorization", b"Bearer no")], [(b"x-api-key", KEY.encode())]):
         for path in ("/metrics", "/admin/health", "/admin/config", "/nothing"):
             answered = await get(admin, path, headers)
@@ -72,7 +73,7 @@ async def test_the_token_is_needed() -> None:
 
 
 async def test_without_a_token_only_programs_on_this_machine_are_answered() -> None:
-    admin = Admin(sidecar_of(FakeProvider()), None)
+    admin = Admin(OneProcess(sidecar_of(FakeProvider()), None))
     assert (await get(admin, "/admin/health")).status == 200
     assert (await get(admin, "/admin/health", [(b"host", b"[::1]:8081")])).status == 200
     for headers in ([(b"host", b"evil.example")], [HERE, (b"origin", b"http://evil.example")], []):
@@ -92,7 +93,7 @@ async def test_health_says_how_targets_are_doing() -> None:
     provider = FakeProvider()
     sidecar = sidecar_of(provider)
     await ask(sidecar, headers=MINE)
-    health = (await get(Admin(sidecar, None), "/admin/health")).json
+    health = (await get(Admin(OneProcess(sidecar, None)), "/admin/health")).json
     (target,) = health["targets"]
     assert (target["name"], target["attempts"], target["circuit"], target["healthy"]) == (
         "main",
@@ -106,7 +107,7 @@ async def test_health_says_how_targets_are_doing() -> None:
 async def test_a_circuit_is_isolated_and_closed_by_hand() -> None:
     provider = FakeProvider()
     sidecar = sidecar_of(provider)
-    admin = Admin(sidecar, None)
+    admin = Admin(OneProcess(sidecar, None))
     assert (await get(admin, "/admin/circuits/main/isolate", method="POST")).json == {"isolate": ["main"]}
     assert (await ask(sidecar, headers=MINE)).status == 503
     assert (await get(admin, "/admin/health")).json["targets"][0]["circuit"] == "isolated"
@@ -122,7 +123,7 @@ async def test_the_configuration_is_shown_without_secrets() -> None:
     provider.script(None, [Fault(status=401)])
     sidecar = sidecar_of(provider)
     await ask(sidecar, headers=MINE)
-    admin = Admin(sidecar, None)
+    admin = Admin(OneProcess(sidecar, None))
     shown = await get(admin, "/admin/config")
     assert shown.json["config"]["targets"]["main"]["api_key_env"] == ["PROVIDER_KEY"]
     everything = shown.body + (await get(admin, "/admin/health")).body
@@ -133,7 +134,7 @@ async def test_the_configuration_is_shown_without_secrets() -> None:
 async def test_it_is_reloaded_by_a_call(tmp_path: Path) -> None:
     file = tmp_path / "gateway.toml"
     sidecar = sidecar_of(FakeProvider())
-    admin = Admin(sidecar, Reloader(sidecar, file))
+    admin = Admin(OneProcess(sidecar, Reloader(sidecar, file)))
     file.write_text(TOML + "[server]\ndeadline = 5\n")
     assert (await get(admin, "/admin/reload", method="POST")).json == {"reloaded": True, "after_restart": []}
     assert sidecar.setup.config.server.deadline == 5
@@ -149,7 +150,7 @@ async def test_metrics_are_prometheus() -> None:
     config: Config = parse(TOML)
     seen = observe(config)
     sidecar = Sidecar(config, MemoryEngine(FakeProvider()), telemetry=seen.telemetry)
-    admin = Admin(sidecar, None, metrics=seen.metrics)
+    admin = Admin(OneProcess(sidecar, None, metrics=seen.metrics))
     await ask(sidecar, headers=MINE)
     answered = await get(admin, "/metrics")
     seen.shutdown()
@@ -161,4 +162,4 @@ async def test_metrics_are_prometheus() -> None:
     assert 'resilient_llm_tenant="acme"' in text
     assert KEY not in text
     assert "sk-provider-key" not in text
-    assert (await get(Admin(sidecar, None), "/metrics")).status == 404
+    assert (await get(Admin(OneProcess(sidecar, None)), "/metrics")).status == 404

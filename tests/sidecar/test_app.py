@@ -97,6 +97,7 @@ async def test_other_models_and_keys_are_refused_before_anything_is_sent() -> No
     assert (await ask(sidecar, headers=[BEARER])).status == 200
     assert (await ask(sidecar, headers=[(b"x-api-key", KEY.encode())])).status == 200
     assert (await ask(sidecar, headers=[(b"api-key", KEY.encode())])).status == 200
+    assert (await ask(sidecar, headers=[(b"x-goog-api-key", KEY.encode())])).status == 200
 
 
 async def test_an_unknown_key_is_refused_before_the_body_is_read() -> None:

@@ -8,16 +8,21 @@ import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
+from pydantic import BaseModel
 
 from resilient_llm import AttemptTimeout, CircuitBreaker, ConcurrencyLimit, RateLimit
 from resilient_llm.sidecar import Config, ConfigError, load, parse
 from resilient_llm.sidecar.check import check
 from resilient_llm.sidecar.config import key_hashes
+from resilient_llm.sidecar.options import QuotaOptions
 from resilient_llm.sidecar.parts import Parts
+from resilient_llm.sidecar.tables import TLS, Server, TenantBudget
 from resilient_llm.sidecar.targets import Targets
 from resilient_llm.sidecar.toml_lines import lines_of
+from tests.sidecar.certificates import Authority
 
 EXAMPLES = Path("examples/gateway")
 TARGET = '[targets.main]\nurl = "http://localhost:8000/v1"\n'
@@ -122,11 +127,11 @@ ERRORS = {
     ),
     "a URL with a key in it": (
         '[targets.a]\nurl = "http://user:pw@x/v1"',
-        "targets.a: url='http://x': has credentials in it",
+        "2: targets.a.url = 'http://x': has credentials in it",
     ),
     "options that contradict each other": (
         TARGET + "[targets.main.circuit]\nbreak_duration = 60\nmax_break_duration = 5",
-        "3: targets.main.circuit: ",
+        "5: targets.main.circuit.max_break_duration = 5.0: ",
     ),
     "backoff that contradicts itself": (
         TARGET + "[retry]\nbackoff = {initial = 5, maximum = 1}",
@@ -135,6 +140,62 @@ ERRORS = {
     "streams gone on with by nobody": (
         TARGET + '[stream]\nresume = "continue"',
         "resume='continue' needs prefill=",
+    ),
+    "a URL of another scheme": (
+        '[targets.a]\nurl = "ftp://x"',
+        "2: targets.a.url = 'ftp://x': allowed are http and https URLs",
+    ),
+    "a header that cannot be sent": (
+        '[targets.a]\nurl = "http://x/v1"\nheaders = {"x a" = "b"}',
+        "3: targets.a.headers: 'x a' is no header",
+    ),
+    "a limit outside its own bounds": (
+        TARGET + "concurrency = {initial = 50, max = 10}",
+        "3: targets.main.concurrency.initial = 50: allowed are counts",
+    ),
+    "a model with a target twice": (
+        TARGET + '[models.fast]\ntargets = ["main/a", {target = "main", model = "a"}]',
+        '4: models.fast.targets[1] = "main/a": is there already',
+    ),
+    "a canary by what is no key": (
+        TARGET + '[models]\na.targets = "main/a"\nb.targets = "main/b"\n'
+        '[canary.c]\nmodel = "a"\ncandidate = "b"\nkey = "user"',
+        '9: canary.c.key[0] = "user": allowed are model, target, tenant',
+    ),
+    "a canary that goes back": (
+        TARGET + '[models]\na.targets = "main/a"\nb.targets = "main/b"\n'
+        '[canary.c]\nmodel = "a"\ncandidate = "b"\nsteps = [0.5, 0.2]',
+        "9: canary.c.steps = [0.5, 0.2]: allowed are rising shares",
+    ),
+    "a budget of nothing": (
+        TARGET + '[budget]\nunpriced = "allow"',
+        "3: budget: has no cap; allowed are usd_per_day",
+    ),
+    "a date for a number": (
+        TARGET + "[quota]\nrequests_per_minute = 1979-05-27",
+        "4: quota.requests_per_minute = 1979-05-27: allowed are numbers",
+    ),
+    "a number without end": (TARGET + f"weight = {'9' * 5000}", "not TOML: Exceeds the limit"),
+    "a name that draws on the terminal": (
+        TARGET + '[server]\n"\\u001b[31mx\\n\\u202e" = 1',
+        r'4: server."\u001b[31mx\n\u202e": unknown key',
+    ),
+    "one port for everybody": (
+        TARGET + "[server]\nport = 8080\n[admin]\nport = 8080",
+        "6: admin.port = 8080: the listener for callers has this port",
+    ),
+    "one port, at all addresses and at one": (
+        TARGET + '[server]\nhost = "::"\nopen = true\nport = 8080\n[admin]\nport = 8080',
+        "8: admin.port = 8080: the listener for callers has this port",
+    ),
+    "an origin without a scheme": (
+        TARGET + '[server]\ncors_origins = ["app.example"]',
+        '4: server.cors_origins = ["app.example"]: origins are expected',
+    ),
+    "every origin": (TARGET + '[server]\ncors_origins = ["*"]', "origins are expected as browsers send them"),
+    "a collector without a scheme": (
+        TARGET + '[telemetry]\notlp_endpoint = "collector:4317"',
+        '4: telemetry.otlp_endpoint = "collector:4317": the URL of a collector',
     ),
     "a tier of no preset": (TARGET + 'tier = "tier-1"', "a tier is one of a preset"),
     "a tier that is none": (
@@ -290,6 +351,19 @@ def test_keys_are_known_by_their_hashes() -> None:
     two = parse(TARGET + '[tenants.a]\nkey_env = "A"\n[tenants.b]\nkey_env = "A"\n')
     with pytest.raises(ConfigError, match="tenant a has too"):
         key_hashes(two, {"A": "first-key-0123456789"})
+    operator = parse(TARGET + '[admin]\ntoken_env = "T"\n[tenants.a]\nkey_env = "A"\n')
+    with pytest.raises(ConfigError, match="T has a key of tenant a, who would be an operator"):
+        key_hashes(operator, {"A": "first-key-0123456789", "T": "first-key-0123456789\n"})
+    assert len(key_hashes(operator, {"A": "first-key-0123456789", "T": "other-key-0123456789"})) == 1
+
+
+def test_a_byte_order_mark_is_no_part_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.toml"
+    file.write_text(TARGET, "utf-8-sig")
+    assert parse(file.read_bytes()) == parse(file.read_bytes().decode()) == parse(TARGET)
+    file.write_text("[targets.main]\npreset = 'azure'\n", "utf-8-sig")
+    with pytest.raises(ConfigError, match=r"gateway\.toml:1: targets\.main: "):
+        check(file, environ={})
 
 
 def test_what_operators_are_shown_has_no_secrets() -> None:
@@ -330,8 +404,60 @@ def test_lines_are_found(file: Path) -> None:
 )
 def test_what_the_page_shows_works(block: str, tmp_path: Path) -> None:
     file = tmp_path / "gateway.toml"
-    file.write_text(block)
+    (tmp_path / "tls").mkdir()
+    for path, name in zip(Authority(tmp_path).sign("server"), ("fullchain.pem", "key.pem"), strict=True):
+        path.rename(tmp_path / "tls" / name)
+    file.write_text(block if "[targets." in block else f'{block}[targets.a]\nurl = "http://a.example"\n')
     assert check(file, environ=None).startswith(f"{file}: OK")
+
+
+def test_the_page_of_keys_names_every_key_where_it_belongs() -> None:
+    page = Path("docs/sidecar-options.md").read_text()
+    sections = dict(re.findall(r"^### `\[+([\w.]+)\]+`\n(.*?)(?=^### |\Z)", page, re.DOTALL | re.MULTILINE))
+
+    def keys(table: type[BaseModel]) -> Iterator[str]:
+        for name, field in table.model_fields.items():
+            yield name
+            for inner in _tables_in(field.annotation):
+                if inner not in (TLS, QuotaOptions, TenantBudget):  # these have sections of their own
+                    yield from keys(inner)
+
+    for name, field in Config.model_fields.items():
+        [table] = _tables_in(field.annotation)
+        section = sections.get(name) or sections[f"{name}.NAME"]
+        assert [key for key in keys(table) if f"`{key}`" not in section] == [], name
+    assert [key for key in TLS.model_fields if f"`{key}`" not in sections["server.tls"]] == []
+    defaults = {**Server().model_dump(), "host": None, "port": None}
+    for key, default in defaults.items():
+        if isinstance(default, int | float) and default is not True and default is not False:
+            assert f"| `{key}` | `{default}` |" in page or f"| `{key}` | {default:,} |" in page
+
+
+def _tables_in(annotation: object) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [table for inner in get_args(annotation) for table in _tables_in(inner)]
+
+
+def test_the_schema_takes_what_the_parser_takes() -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = Config.model_json_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    validator = jsonschema.Draft202012Validator(schema)
+    for file in EXAMPLES.glob("*.toml"):
+        assert list(validator.iter_errors(tomllib.loads(file.read_text()))) == []
+    for wrong in (
+        TARGET + "wieght = 1\n",
+        TARGET + "[server]\nport = -1\n",
+        TARGET + "[server]\nworkers = 0\n",
+        TARGET + '[server.tls]\ncertificate = "c.pem"\n',
+        TARGET + '[canary.a]\nmodel = "m"\n',
+        TARGET + '[canary.a]\nmodel = "m"\ncandidate = "n"\nsteps = [2.0]\n',
+        TARGET + '[routing]\nbalancer = "best"\n',
+    ):
+        assert list(validator.iter_errors(tomllib.loads(wrong))), wrong
+        with pytest.raises(ConfigError):
+            parse(wrong)
 
 
 def test_the_page_names_every_table() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from pathlib import Path
 
 import anyio
@@ -132,3 +134,99 @@ async def test_closing_closes_the_connections() -> None:
     sidecar = Sidecar(parse(ONE), engine)
     await sidecar.aclose()
     assert engine.closed
+
+
+BALANCED = """
+[targets.one]
+url = "http://one.example/v1"
+[targets.two]
+url = "http://two.example/v1"
+[models.m]
+targets = ["one", "two/other"]
+[routing]
+balancer = "peak_ewma"
+[retry]
+enabled = false
+"""
+
+
+async def test_what_was_learnt_of_targets_is_known_after_a_reload() -> None:
+    provider = FakeProvider()
+    provider.script("other", lambda _request: Fault(delay_headers=2.0))
+    sidecar = memory(provider, BALANCED)
+    asked = {**ASK, "model": "m"}
+    for _ in range(5):
+        async with anyio.create_task_group() as tasks:
+            for _ in range(4):  # more than the quick one is for
+                tasks.start_soon(ask, sidecar, asked)
+    known = {one.name: (one.attempts, one.latency) for one in sidecar.setup.router.health().targets}
+    assert min(attempts for attempts, _ in known.values()) > 0
+    await sidecar.reload(parse(BALANCED + "[server]\ndeadline = 5\n"))
+    after = {one.name: (one.attempts, one.latency) for one in sidecar.setup.router.health().targets}
+    assert after == known
+    answered = [(await ask(sidecar, asked)).headers[b"x-resilient-llm-target"] for _ in range(10)]
+    assert answered == [b"one"] * 10  # it need not be found out again who is slow
+
+    changed = BALANCED.replace('two.example/v1"', 'two.example/v1"\nweight = 2')
+    await sidecar.reload(parse(changed))
+    attempts = {one.name: one.attempts for one in sidecar.setup.router.health().targets}
+    assert attempts == {"one": known["one"][0] + 10, "two/other": 0}
+
+
+async def test_calls_that_are_under_way_count_after_a_reload_and_those_of_a_target_that_is_gone_end() -> None:
+    provider = FakeProvider()
+    provider.script(None, lambda _request: Fault(delay_headers=5.0))
+    sidecar = memory(provider, ONE + TWO + "[routing]\nbalancer = 'priority'\n")
+    answered: list[int | None] = []
+
+    async def client() -> None:
+        answered.append((await ask(sidecar)).status)
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(3):
+            tasks.start_soon(client)
+        await anyio.sleep(1)
+        await sidecar.reload(parse(ONE + "[server]\ndeadline = 50\n"))
+        (one,) = sidecar.setup.router.health().targets
+        assert (one.name, one.in_flight) == ("one", 3)
+        await sidecar.reload(parse(TWO))
+        assert [target.in_flight for target in sidecar.setup.router.health().targets] == [0]
+    assert answered == [200] * 3
+    assert sidecar._retired == []
+
+
+async def test_a_cool_down_lasts_over_a_reload_also_for_callers_that_name_the_target() -> None:
+    provider = FakeProvider()
+    provider.script(None, [Fault(status=429, headers={"retry-after": "60"})])
+    sidecar = memory(provider, ONE + "passthrough = true\n[retry]\nenabled = false\n")
+    assert (await ask(sidecar, path="/one/v1/chat/completions")).status == 429
+    await sidecar.reload(
+        parse(ONE + "passthrough = true\n[retry]\nenabled = false\n[server]\ndeadline = 5\n")
+    )
+    assert (await ask(sidecar, path="/one/v1/chat/completions")).status != 200
+    assert len(provider.requests) == 1
+
+
+async def test_a_reload_that_fails_takes_nothing_over() -> None:
+    sidecar = memory(FakeProvider(), BALANCED)
+    await ask(sidecar, {**ASK, "model": "m"})
+    router = sidecar.setup.router
+    router.set_weight("one", 7)
+    with pytest.raises(ConfigError):
+        await sidecar.reload(parse(BALANCED + '[tenants.a]\nkey_env = "NOT_THERE"\n'))
+    assert sidecar.setup.router is router
+    assert router.health().targets[0].weight == 7
+
+
+async def test_what_was_replaced_is_forgotten() -> None:
+    sidecar = memory(FakeProvider(), BALANCED)
+    seen: list[weakref.ref[object]] = []
+    for number in range(1, 6):
+        await ask(sidecar, {**ASK, "model": "m"})
+        seen.append(weakref.ref(sidecar.setup))
+        seen.append(weakref.ref(sidecar.setup.router._fleet))
+        await sidecar.reload(parse(BALANCED + f"[server]\ndeadline = {number}\n"))
+    for _ in range(3):
+        await ask(sidecar, {**ASK, "model": "m"})
+    gc.collect()
+    assert [one() for one in seen] == [None] * 10

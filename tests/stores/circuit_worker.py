@@ -18,15 +18,17 @@ import anyio
 from resilient_llm import AttemptError, CircuitBreaker, CircuitOpenError
 from resilient_llm.outcome import SUCCESS
 from resilient_llm.stores import RedisStore
-from tests.support import FAILURE, Door, Provider, Step
+from tests.support import FAILURE, Door, Provider, Step, until
 
 
 class Worker:
     def __init__(self, url: str, options: dict[str, Any]) -> None:
-        self.store = RedisStore(url, timeout=1.0)
+        self.store = RedisStore(url, timeout=5.0)
         self.breaker = CircuitBreaker(store=self.store, **options)
         self.provider = Provider()
         self.door = Door(self.breaker, provider=self.provider)
+        self.ended = anyio.Event()
+        self.calls: list[asyncio.Task[None]] = []
 
     async def call(self, step: str, duration: float = 0.0) -> dict[str, Any]:
         """Make a call that ends so: succeeds, fails, or hangs; tell whether it was let through."""
@@ -40,26 +42,33 @@ class Worker:
             pass
         return {"through": True}
 
-    async def burst(self, count: int, duration: float, step: str) -> dict[str, Any]:
-        """Make so many calls at the same time; tell how many were let through."""
-        before = len(self.provider.attempts)
-        outcome = {"ok": SUCCESS, "fail": FAILURE}[step]
-        self.provider.script = [[duration, outcome] for _ in range(count)]
+    async def burst(self, count: int, step: str) -> dict[str, Any]:
+        """Make so many calls at the same time; tell how many were let through, which go on until `finish`."""
+        before, refused = len(self.provider.attempts), 0
+        self.ended = anyio.Event()
+        self.provider.script = [[self.ended, {"ok": SUCCESS, "fail": FAILURE}[step]] for _ in range(count)]
 
         async def call() -> None:
-            with suppress(CircuitOpenError, AttemptError):
-                await self.door()
+            nonlocal refused
+            try:
+                with suppress(AttemptError):
+                    await self.door()
+            except CircuitOpenError:
+                refused += 1
 
-        async with anyio.create_task_group() as tasks:
-            for _ in range(count):
-                tasks.start_soon(call)
-        return {"through": len(self.provider.attempts) - before}
+        self.calls = [asyncio.create_task(call()) for _ in range(count)]
+        await until(lambda: len(self.provider.attempts) - before + refused == count)
+        return {"through": count - refused}
+
+    async def finish(self) -> dict[str, Any]:
+        """Let the calls of a burst end."""
+        self.ended.set()
+        await asyncio.gather(*self.calls)
+        return {}
 
     async def until(self, state: str) -> dict[str, Any]:
         """Wait until the circuit is in this state, and tell when it was, by the clock all processes have."""
-        with anyio.fail_after(10):
-            while self.breaker.state("api.example") != state:  # noqa: ASYNC110 - it is told to nobody
-                await anyio.sleep(0.005)
+        await until(lambda: self.breaker.state("api.example") == state)
         return {"at": time.monotonic()}
 
     async def isolate(self) -> dict[str, Any]:

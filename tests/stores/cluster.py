@@ -70,9 +70,10 @@ def is_whole(admin: Any) -> bool:
     return all(each in info for each in ("cluster_state:ok", f"cluster_slots_ok:{SLOTS}", "cluster_size:3"))
 
 
-def wait_for(happened: Callable[[], bool], what: str) -> None:
-    for _ in range(1_000):
+def wait_for(happened: Callable[[], bool], what: str, *, within: float = 60) -> None:
+    until = time.monotonic() + within
+    while time.monotonic() < until:
         if happened():
             return
         time.sleep(0.01)
-    raise AssertionError(f"{what}: not within 10 s")
+    raise AssertionError(f"{what}: not within {within:g} s")

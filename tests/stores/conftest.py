@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -75,12 +76,13 @@ class Server:
     @property
     def admin(self) -> Any:
         """Give a synchronous client of its own, for what a test does to the server."""
-        return redis.Redis(port=self.port, socket_timeout=5)
+        return redis.Redis(port=self.port, socket_timeout=20)
 
     def start(self) -> None:
         self._process = subprocess.Popen(self._command, stdout=self._log, stderr=self._log)
         self._watch = Watch(self._process)
-        for _ in range(200):
+        until = time.monotonic() + 20
+        while time.monotonic() < until:
             try:
                 with self.admin as admin:
                     admin.ping()
@@ -89,6 +91,22 @@ class Server:
             else:
                 return
         raise RuntimeError(f"{self.kind} did not start: {Path(self._log.name).read_text()[-2000:]}")
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Have it do nothing, and refuse nothing, meanwhile."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
+
+    def scripts_run(self) -> int:
+        """Say how many scripts it has run."""
+        with self.admin as admin:
+            calls: int = admin.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0)
+        return calls
 
     def kill(self) -> None:
         if self._watch is not None:
@@ -176,7 +194,7 @@ async def make_store() -> AsyncIterator[Callable[..., RedisStore]]:
     made: list[RedisStore] = []
 
     def make(server: Any, **options: Any) -> RedisStore:
-        options.setdefault("timeout", 2.0)
+        options.setdefault("timeout", 5.0)
         options.setdefault("on_store_error", "closed")
         made.append(RedisStore(getattr(server, "url", server), **options))
         return made[-1]

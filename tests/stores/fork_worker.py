@@ -50,7 +50,7 @@ def leases(url: str, *, used: bool) -> dict[str, Any]:
         [
             RateLimit(requests_per_minute=6000, store=store),
             Budget(tokens_per_day=10_000, ledger=store.ledger, estimate=lambda _: 1),
-            Bulkhead(max_concurrent=MOST, max_wait=20, store=store, name="slots"),
+            Bulkhead(max_concurrent=MOST, max_wait=60, store=store, name="slots"),
         ]
     )
 
@@ -90,7 +90,7 @@ def leases(url: str, *, used: bool) -> dict[str, Any]:
 
 def kept(url: str) -> dict[str, Any]:
     """Fork while there is something that the server is yet to be told: the parent tells it, once."""
-    store = RedisStore(url, on_store_error="local", timeout=0.2)
+    store = RedisStore(url, on_store_error="local", timeout=5)
     loop = asyncio.new_event_loop()
 
     async def tell() -> None:
@@ -112,7 +112,8 @@ def kept(url: str) -> dict[str, Any]:
     fork(work)
     loop.run_until_complete(later())
     loop.close()
-    return {"kept": len(store.runner._told), "lost": store.guard.lost}
+    sender = store.runner.sender  # type: ignore[attr-defined]
+    return {"kept": len(sender.told), "lost": store.guard.lost}
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import contextlib
 import json
 import random
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -18,7 +19,7 @@ import anyio
 from resilient_llm import Bulkhead, RejectedError
 from resilient_llm.stores import RedisStore
 from resilient_llm.stores._redis_scripts import Script
-from tests.support import Door, Provider
+from tests.support import Door, Provider, stalls
 
 _BEFORE = b"local function decide()\n"
 _AFTER = b"""
@@ -34,14 +35,20 @@ return reply
 """
 
 
-def noted(script: Script) -> Script:
-    """Make a script note what it grants."""
-    return Script(script.name, _BEFORE + script.source + _AFTER)
+def noting(load: Callable[..., Script]) -> Callable[..., Script]:
+    """Make the script that grants note what it grants."""
+
+    def load_noting(*names: str) -> Script:
+        script = load(*names)
+        if script.name != "lease_acquire":
+            return script
+        return Script(script.name, _BEFORE + script.source + _AFTER)
+
+    return load_noting
 
 
 async def main(url: str, options: dict[str, Any]) -> None:
-    plain = Script.load("_clock", "_lease", "lease_acquire")
-    store = RedisStore(url, timeout=2.0, on_store_error="closed", lease=options["lease"])
+    store = RedisStore(url, timeout=10.0, on_store_error="closed", lease=options["lease"])
     bulkhead = Bulkhead(
         max_concurrent=options["most"],
         key=lambda _: "all",
@@ -52,10 +59,6 @@ async def main(url: str, options: dict[str, Any]) -> None:
     )
     upstream = Provider()
     door = Door(bulkhead, provider=upstream)
-    pool = bulkhead._make("all")
-    noting = noted(plain)
-    bulkhead._compartments._make = lambda _: pool
-    pool._leases._acquire = noting  # type: ignore[attr-defined]
     rng = random.Random(options["seed"])
     served = 0
 
@@ -72,14 +75,21 @@ async def main(url: str, options: dict[str, Any]) -> None:
                 served += 1
 
     print("ready", flush=True)  # noqa: T201
-    with anyio.move_on_after(options["seconds"]):
-        async with anyio.create_task_group() as tasks:
-            for _ in range(options["callers"]):
-                tasks.start_soon(caller)
+    async with stalls() as found:
+        with anyio.move_on_after(options["seconds"]):
+            async with anyio.create_task_group() as tasks:
+                for _ in range(options["callers"]):
+                    tasks.start_soon(caller)
     await store.aclose()
-    lost = store.leases.lost
-    print(json.dumps({"served": served, "lost": lost, "process": store.id}), flush=True)  # noqa: T201
+    result = {
+        "served": served,
+        "lost": store.leases.lost,
+        "process": store.id,
+        "stalled": found.longest,
+    }
+    print(json.dumps(result), flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":
+    Script.load = staticmethod(noting(Script.load))  # type: ignore[method-assign, assignment]
     asyncio.run(main(sys.argv[1], json.loads(sys.argv[2])))

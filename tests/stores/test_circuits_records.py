@@ -15,7 +15,7 @@ from resilient_llm.core.circuit_state import CircuitSnapshot
 from resilient_llm.stores import RedisStore
 from resilient_llm.stores._redis_circuits import RedisCircuits
 from resilient_llm.stores.protocol_circuits import Agreed
-from tests.support import Door, Provider
+from tests.support import A_HANG, Door, Provider, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.realtime]
 
@@ -99,14 +99,12 @@ async def test_however_many_have_changed_all_are_heard(server: Any, make_store: 
 
     for number in range(2_300):
         one.swap_soon(f"k{number}", 0, OPEN, heard)
-    with anyio.fail_after(10):
+    with anyio.fail_after(A_HANG):
         await done.wait()
     keys: set[str | None] = set()
     other = make_store(server).circuits.join("many", lambda key, _agreed: keys.add(key))
     await other.refresh()
-    with anyio.fail_after(5):
-        while len(keys) < 2_301:  # noqa: ASYNC110 - with the end of a round
-            await anyio.sleep(0.01)
+    await until(lambda: len(keys) == 2_301)  # with the end of a round
 
 
 async def test_every_key_of_circuits_expires(server: Any, make_store: Make) -> None:
@@ -125,6 +123,4 @@ async def test_isolating_from_another_thread_reaches_all(server: Any, make_store
     thread = threading.Thread(target=one.isolate, args=("api.example",))
     thread.start()
     thread.join()
-    with anyio.fail_after(1):
-        while other.state("api.example") != CircuitState.ISOLATED:  # noqa: ASYNC110 - it tells nobody
-            await anyio.sleep(0.01)
+    await until(lambda: other.state("api.example") == CircuitState.ISOLATED)

@@ -25,7 +25,7 @@ def test_a_store_that_was_not_used_closes_anywhere(backend: str) -> None:
 # The connections of a loop that has ended cannot be closed any more: Python does, and says so.
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_it_closes_in_another_loop_after_somebody_waited_in_one_that_has_ended(server: Any) -> None:
-    store = RedisStore(server.url, on_store_error="closed", timeout=2.0)
+    store = RedisStore(server.url, on_store_error="closed", timeout=5.0)
     pipeline = Pipeline([Bulkhead(max_concurrent=1, max_wait=5, store=store)])
 
     async def work() -> None:
@@ -35,13 +35,13 @@ def test_it_closes_in_another_loop_after_somebody_waited_in_one_that_has_ended(s
         await asyncio.gather(*(pipeline.run(work) for _ in range(3)))
 
     asyncio.run(calls())
-    assert store.leases._listener is not None
+    assert store.leases.wakeups._listener is not None
     asyncio.run(store.aclose())
     gc.collect()
 
 
 async def _use_after_closing(server: Any, on_store_error: Any) -> object:
-    store = RedisStore(server.url, on_store_error=on_store_error, timeout=2.0)
+    store = RedisStore(server.url, on_store_error=on_store_error, timeout=5.0)
     pipeline = Pipeline([RateLimit(requests_per_minute=60, key=None, store=store, name="after")])
 
     async def work() -> str:
@@ -59,7 +59,7 @@ def test_a_closed_store_is_asked_nothing_more(server: Any) -> None:
 
 
 def test_in_another_loop_it_may_be_used_again(server: Any) -> None:
-    store = RedisStore(server.url, on_store_error="closed", timeout=2.0)
+    store = RedisStore(server.url, on_store_error="closed", timeout=5.0)
     pipeline = Pipeline([RateLimit(requests_per_minute=60, key=None, store=store, name="again")])
 
     async def work() -> str:

@@ -28,7 +28,7 @@ def forked(server: Any, what: str) -> dict[str, Any]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=100,
         check=False,
     )
     assert done.returncode == 0, done.stderr

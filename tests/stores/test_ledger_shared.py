@@ -18,7 +18,7 @@ from resilient_llm.core.budget import Amount, Cap
 from resilient_llm.core.period import RollingPeriod
 from resilient_llm.policies._calendar import CalendarPeriod
 from resilient_llm.stores import RedisStore
-from tests.support import Door, Provider
+from tests.support import Door, Provider, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.realtime]
 
@@ -48,18 +48,20 @@ async def level(store: RedisStore, key: Any = "k", caps: Any = CAPS) -> tuple[fl
     return found.spent, found.reserved
 
 
-async def until(store: RedisStore, expected: tuple[float, float], key: Any = "k", caps: Any = CAPS) -> None:
-    with anyio.fail_after(5):
-        while await level(store, key, caps) != expected:  # noqa: ASYNC110
-            await anyio.sleep(0.02)
+async def becomes(store: RedisStore, expected: tuple[float, float], key: Any = "k", caps: Any = CAPS) -> None:
+    async def has_become() -> bool:
+        return await level(store, key, caps) == expected
+
+    await until(has_become)
 
 
 async def test_what_a_killed_process_had_reserved_comes_back_after_its_time_and_not_before(
     server: Any, make_store: Make
 ) -> None:
     store = make_store(server)
+    began = anyio.current_time()
     process = subprocess.Popen(  # noqa: ASYNC220 - it takes no time here
-        [sys.executable, "-c", RESERVES_AND_HANGS, server.url, "1.5"],
+        [sys.executable, "-c", RESERVES_AND_HANGS, server.url, "4"],
         stdout=subprocess.PIPE,
         text=True,
         cwd=Path(__file__).parents[2],
@@ -67,14 +69,18 @@ async def test_what_a_killed_process_had_reserved_comes_back_after_its_time_and_
     assert process.stdout is not None
     with process.stdout:
         assert process.stdout.readline() == "True\n"
-        began = anyio.current_time()
+        has_reserved = anyio.current_time()
         process.kill()
         process.wait()
-    assert await level(store) == (0.0, 80.0)
-    with anyio.fail_after(5):
-        while (await store.ledger.reserve("k", Amount(0.0, 80.0), CAPS, 0.0)).reservation is None:  # noqa: ASYNC110
-            await anyio.sleep(0.02)
-    assert 1.3 < anyio.current_time() - began < 2.5
+
+    async def comes_back() -> bool:
+        return (await store.ledger.reserve("k", Amount(0.0, 80.0), CAPS, 0.0)).reservation is not None
+
+    if not await comes_back():
+        await until(comes_back)
+        assert anyio.current_time() - began > 4.0
+    else:
+        assert anyio.current_time() - has_reserved > 3.0, "it came back at once"
 
 
 async def test_a_call_that_outlives_its_reservation_is_charged_all_the_same(
@@ -84,9 +90,9 @@ async def test_a_call_that_outlives_its_reservation_is_charged_all_the_same(
     store.ledger.lease = 0.1
     first = await store.ledger.reserve("k", Amount(0.0, 80.0), CAPS, 0.0)
     assert first.reservation is not None
-    await until(store, (0.0, 0.0))
+    await becomes(store, (0.0, 0.0))
     store.ledger.settle(first.reservation, Amount(0.0, 70.0), 0.0, estimated=False)
-    await until(store, (70.0, 0.0))
+    await becomes(store, (70.0, 0.0))
 
 
 async def test_a_calendar_day_ends_by_the_clock_of_the_application(server: Any, make_store: Make) -> None:
@@ -98,7 +104,7 @@ async def test_a_calendar_day_ends_by_the_clock_of_the_application(server: Any, 
     first = await store.ledger.reserve("k", Amount(0.0, 80.0), caps, 0.0)
     assert first.reservation is not None
     store.ledger.settle(first.reservation, Amount(0.0, 80.0), 0.0, estimated=False)
-    await until(store, (80.0, 0.0), caps=caps)
+    await becomes(store, (80.0, 0.0), caps=caps)
     refused = await store.ledger.reserve("k", Amount(0.0, 30.0), caps, 0.0)
     assert refused.retry_after == pytest.approx(60.0)
     time += timedelta(minutes=1.5)
@@ -106,7 +112,7 @@ async def test_a_calendar_day_ends_by_the_clock_of_the_application(server: Any, 
     assert second.reservation is not None
     assert second.levels[0].spent == 0.0
     store.ledger.settle(second.reservation, Amount(0.0, 30.0), 0.0, estimated=False)
-    await until(store, (30.0, 0.0), caps=caps)
+    await becomes(store, (30.0, 0.0), caps=caps)
     late = await store.ledger.reserve("k", Amount(0.0, 5.0), behind, 0.0)
     assert late.levels[0].spent == 30.0
 
@@ -138,7 +144,7 @@ async def test_processes_share_a_budget(server: Any, make_store: Make) -> None:
 
 
 async def test_closed_refuses_without_the_store(own_server: Any, make_store: Make) -> None:
-    service = Service(make_store(own_server, on_store_error="closed", timeout=0.1))
+    service = Service(make_store(own_server, on_store_error="closed"))
     await service.door(tenant="acme")
     own_server.kill()
     with pytest.raises(StoreUnavailableError):
@@ -147,13 +153,13 @@ async def test_closed_refuses_without_the_store(own_server: Any, make_store: Mak
 
 
 async def test_a_dry_run_refuses_nothing_without_the_store(own_server: Any, make_store: Make) -> None:
-    service = Service(make_store(own_server, on_store_error="closed", timeout=0.1), dry_run=True)
+    service = Service(make_store(own_server, on_store_error="closed"), dry_run=True)
     own_server.kill()
     await service.door(tenant="acme")
 
 
 async def test_open_lets_through_and_the_server_hears_of_it_later(own_server: Any, make_store: Make) -> None:
-    store = make_store(own_server, on_store_error="open", timeout=0.1)
+    store = make_store(own_server, on_store_error="open")
     service = Service(store, tokens=60.0)
     await service.door(tenant="acme")
     own_server.kill()
@@ -161,28 +167,29 @@ async def test_open_lets_through_and_the_server_hears_of_it_later(own_server: An
         await service.door(tenant="acme")
     assert store.guard.unguarded == 8
     own_server.start()
-    with anyio.fail_after(10):
-        while True:
-            try:
-                spent, _ = await service.spent()
-            except StoreUnavailableError:
-                spent = 0.0
-            if spent >= 60.0 * 4:  # those that were sent into a dying connection are lost, and counted
-                break
-            await anyio.sleep(0.05)
+
+    async def has_heard() -> bool:
+        with suppress(StoreUnavailableError):
+            # Those that were sent into a dying connection are lost, and counted.
+            return (await service.spent())[0] >= 60.0 * 4
+        return False
+
+    await until(has_heard)
     with pytest.raises(BudgetExceededError):
         await service.door(tenant="acme")
 
 
 async def test_local_gives_of_this_processs_share_of_what_was_left(own_server: Any, make_store: Make) -> None:
-    stores = [make_store(own_server, on_store_error="local", timeout=0.2) for _ in range(2)]
+    stores = [make_store(own_server, on_store_error="local") for _ in range(2)]
     services = [Service(store, tokens=20.0) for store in stores]
     for service in services:
         await service.door(tenant="acme")
-    with anyio.fail_after(10):
-        while stores[0].processes < 2:
-            await stores[0].ledger.levels("k", CAPS, 0.0)
-            await anyio.sleep(0.2)
+
+    async def knows_of_the_other() -> bool:
+        await stores[0].ledger.levels("k", CAPS, 0.0)
+        return stores[0].processes == 2
+
+    await until(knows_of_the_other)
     own_server.kill()
     granted = 0
     for _ in range(10):
@@ -194,8 +201,10 @@ async def test_local_gives_of_this_processs_share_of_what_was_left(own_server: A
     # 100 less 0 that was spent when it last heard, by two: two calls of 20.
     assert granted == 2
     own_server.start()
-    with anyio.fail_after(10):
-        while stores[0].guard.closed is False or stores[0].ledger._own is not None:
-            with suppress(BudgetExceededError, StoreUnavailableError):
-                await services[0].door(tenant="acme")
-            await anyio.sleep(0.05)
+
+    async def has_no_share_any_more() -> bool:
+        with suppress(BudgetExceededError, StoreUnavailableError):
+            await services[0].door(tenant="acme")
+        return stores[0].guard.closed and stores[0].ledger._own is None
+
+    await until(has_no_share_any_more)

@@ -17,6 +17,8 @@ from redis.cluster import RedisCluster
 from tests.stores.conftest import Server
 from tests.stores.processes import CAPACITY, RATE, Setting, Workers, most_missing, order, used_ratio
 
+pytestmark = pytest.mark.realtime
+
 PROCESSES = 8
 SERVERS = (
     "valkey9 RESP2",
@@ -71,7 +73,7 @@ def test_callers_that_are_refused_and_come_back(
     told = order(setting, "refused")
     tallies = workers.run(told)
     check_requests(setting, told, tallies)
-    assert sum(each["refused"] for each in tallies) > 100
+    assert sum(each["refused"] for each in tallies) > 24  # more than there are callers
 
 
 @pytest.mark.parametrize("where", pairs("waiting"))
@@ -85,7 +87,8 @@ def test_callers_that_wait_in_line(
     check_requests(setting, told, tallies)
     assert not sum(each["refused"] for each in tallies)
     granted = [each["granted"] for each in tallies]
-    assert min(granted) > 0.25 * max(granted)  # nobody's waiting room is passed over for another's
+    # Nobody's waiting room is passed over for another's.
+    assert min(granted) > 0.25 * (1 - stalled_ratio(tallies)) * max(granted)
 
 
 def check_requests(setting: Setting, told: dict[str, Any], tallies: list[dict[str, Any]]) -> None:
@@ -96,8 +99,14 @@ def check_requests(setting: Setting, told: dict[str, Any], tallies: list[dict[st
     assert most_missing(notes, RATE, CAPACITY) < CAPACITY + 0.5
     since, until = max(each["wanted"][0] for each in tallies), min(each["wanted"][1] for each in tallies)
     used = used_ratio(notes, RATE, CAPACITY, since, until)
+    # What nobody took while processes stood still is lost, once the bucket is full.
+    assert used >= 0.98 * (1 - stalled_ratio(tallies))
 
-    assert used >= 0.98
+
+def stalled_ratio(tallies: list[dict[str, Any]]) -> float:
+    """Say for what part of its time the unluckiest process could not run, by no fault of its own."""
+    ratios: list[float] = [each["stalled"] / (each["wanted"][1] - each["wanted"][0]) for each in tallies]
+    return min(1.0, max(ratios))
 
 
 @pytest.mark.parametrize("where", pairs("settling"))
@@ -116,7 +125,7 @@ def test_tokens_are_reserved_and_settled_while_callers_are_cancelled(
     )  # one reservation is 10 at least: none too many
     taken = sum(note.taken[0] for note in notes)
     assert taken == pytest.approx(sum(each["used"] for each in tallies), abs=1e-3)
-    assert sum(each["cancelled"] for each in tallies) > 50
+    assert sum(each["cancelled"] for each in tallies) > 10
     # Nothing is held for callers that have gone: a second later nothing is kept at all.
     time.sleep(capacity / rate + 2.1)
     assert setting.buckets(told["prefix"]) == []

@@ -18,6 +18,7 @@ from resilient_llm.stores import RedisStore
         "redis://u:s3cret@h?nonsense=1",
         "redis://u:s3cret#x@h",
         "redis://u:s3cret@h:70000000",
+        "redis://u:s3cret@h:6379/production",
         "http://u:s3cret@h",
         b"redis://u:s3cret@h",
         redis.Redis(password="s3cret"),

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -24,6 +25,7 @@ from resilient_llm import Pipeline, RateLimit, RateLimitedError, StoreUnavailabl
 from resilient_llm.outcome import Outcome, Usage, Verdict
 from resilient_llm.stores import RedisStore
 from resilient_llm.stores._redis_scripts import Script
+from tests.support import Stalls, stalls
 
 _BEFORE = b"local function decide()\n"
 _AFTER = {
@@ -96,7 +98,7 @@ class Worker:
         self.store = RedisStore(
             self.server(),
             prefix=order["prefix"],
-            timeout=order.get("timeout", 2.0),
+            timeout=order.get("timeout", 10.0),
             on_store_error=order.get("on_store_error", "closed"),
         )
         limit = RateLimit(store=self.store, estimate=lambda _call: self.estimate, **order["limit"])
@@ -110,12 +112,16 @@ class Worker:
         return RedisCluster.from_url(url, retry=Retry(NoBackoff(), 0))
 
     async def __call__(self) -> dict[str, Any]:
+        async with stalls(unless=0.05) as found:
+            return await self.work(found)
+
+    async def work(self, found: Stalls) -> dict[str, Any]:
         await self.start_together()
-        until = time.monotonic() + self.order["seconds"]
+        began = time.monotonic()
         caller: Callable[[], Awaitable[None]] = getattr(self, self.order["caller"])
 
         async def again_and_again() -> None:
-            while time.monotonic() < until:
+            while not self.is_over(began):
                 try:
                     with ambient(tenant=self.order.get("tenant", "acme")):
                         await caller()
@@ -128,6 +134,9 @@ class Worker:
         async with anyio.create_task_group() as tasks:
             for _ in range(self.order["callers"]):
                 tasks.start_soon(again_and_again)
+            if "peers" in self.order:
+                tasks.start_soon(self.tell_when_all_are_counted)
+        until = time.monotonic()
         guard, runner = self.store.guard, self.store.runner
         clock = time.time() - time.monotonic()  # the server's is this machine's
         client = runner.client
@@ -135,11 +144,25 @@ class Worker:
         if self.order.get("cluster"):
             await client.aclose()
         return vars(self.tally) | {
-            "wanted": (until - self.order["seconds"] + clock, until + clock),
+            "wanted": (began + clock, until + clock),
+            "stalled": found.total,
+            "longest_stall": found.longest,
             "lost": guard.lost,
             "unguarded": guard.unguarded,
             "processes": self.store.processes,
         }
+
+    def is_over(self, began: float) -> bool:
+        """Tell whether it has worked for so many seconds, or as long as it was to."""
+        if "stop" in self.order:
+            return Path(self.order["stop"]).exists()
+        return time.monotonic() - began > float(self.order["seconds"])
+
+    async def tell_when_all_are_counted(self) -> None:
+        """Leave a note on the server once the store has heard how many processes there are."""
+        while self.store.processes < self.order["peers"]:  # noqa: ASYNC110 - it tells nobody
+            await anyio.sleep(0.02)
+        await self.store.runner.command("SADD", f"{self.order['prefix']}counted", self.order["seed"])
 
     async def start_together(self) -> None:
         """Be connected, and begin when the others do."""

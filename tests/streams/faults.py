@@ -63,6 +63,8 @@ class World:
     """Upstreams, and clocks for them, of which everything is slowed down by `pace`."""
 
     pace: float = 1.0
+    giant: int = 100_000
+    """Bytes of an event that is too large."""
     troubles: dict[str, tuple[Trouble, bool]] = field(default_factory=dict)
     """By the name of a model, and whether its second attempt meets the trouble too."""
 
@@ -96,7 +98,7 @@ class World:
         if trouble.giant_at is None or (number > 1 and not again):
             return TEXT
         words = TEXT.split(" ")
-        words[trouble.giant_at] = "x" * 100_000
+        words[trouble.giant_at] = "x" * self.giant
         return " ".join(words)
 
     def asked(self, model: str, since: float) -> tuple[float, ...]:

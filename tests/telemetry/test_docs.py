@@ -16,7 +16,7 @@ PAGE = PATH.read_text()
 EXAMPLES = [example.source for example in examples(PATH)]
 
 
-@pytest.mark.parametrize("source", EXAMPLES, ids=["the SDK", "labels", "redaction"])
+@pytest.mark.parametrize("source", EXAMPLES, ids=["the SDK", "labels", "redaction", "a listener"])
 def test_every_example_runs(source: str) -> None:
     source += "\nimport os; os._exit(0)"  # nobody listens where the exporters would send
     done = subprocess.run(

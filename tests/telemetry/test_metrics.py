@@ -11,7 +11,7 @@ import pytest
 from resilient_llm import Bulkhead, CircuitBreaker, ConfigurationError, Retry, Telemetry, ambient
 from resilient_llm.testing import FakeModel, FakeProvider, Fault, Latency
 from tests.signals import Recording
-from tests.telemetry.observed import FIXED, ask, client_of, read_stream
+from tests.telemetry.observed import FIXED, ask, client_of, read_stream, telemetry_of
 
 pytestmark = pytest.mark.anyio
 
@@ -37,6 +37,7 @@ async def test_a_call_that_goes_well_takes_three_instruments() -> None:
         "gen_ai.operation.name": "chat",
         "gen_ai.provider.name": "openai",
         "gen_ai.request.model": "gpt-4o",
+        "resilient_llm.outcome": "success",
     }
     attempt = points.one("resilient_llm.attempt.duration")
     assert (attempt.unit, attempt.count, attempt.value) == ("s", 1, 1.0)
@@ -45,6 +46,7 @@ async def test_a_call_that_goes_well_takes_three_instruments() -> None:
         "resilient_llm.attempt.provider": "openai",
         "resilient_llm.attempt.model": "gpt-4o",
         "resilient_llm.attempt.outcome": "success",
+        "http.response.status_code": 200,
     }
 
 
@@ -62,10 +64,12 @@ async def test_retries_are_counted_and_their_delay_timed_once_for_each_call() ->
     assert (delay.unit, delay.count, delay.value) == ("s", 1, 2.0)
     assert points.one("gen_ai.client.operation.duration").count == 2
     attempts = points.of("resilient_llm.attempt.duration")
-    assert {point.attributes["resilient_llm.attempt.outcome"]: point.count for point in attempts} == {
-        "retryable": 2,
-        "success": 2,
-    }
+    assert {
+        (point.attributes["resilient_llm.attempt.outcome"], point.attributes["http.response.status_code"]): (
+            point.count
+        )
+        for point in attempts
+    } == {("retryable", 503): 1, ("retryable", 500): 1, ("success", 200): 2}
 
 
 async def test_an_attempt_is_timed_without_the_wait_before_it() -> None:
@@ -214,6 +218,56 @@ async def test_bulkheads_of_several_pipelines_are_added_up_for_as_long_as_they_l
     del first, second, client, tasks
     gc.collect()
     assert recording.points.of("resilient_llm.bulkhead.active") == []
+
+
+@pytest.mark.parametrize("shared", [None, 3])
+async def test_a_bulkhead_tells_tenants_apart_that_are_labels(shared: int | None) -> None:
+    named, unnamed = Recording(), Recording()
+    telemetry = telemetry_of(named, tenants=["acme", "umbrella"])
+    bulkhead = Bulkhead(max_concurrent=2, shared=shared)
+
+    async def ask_as(client: Any, tenant: str) -> None:
+        with ambient(tenant=tenant):
+            await ask(client)
+
+    def seen(recording: Recording, name: str) -> dict[object, float]:
+        points = recording.points.of(f"resilient_llm.bulkhead.{name}")
+        return {point.attributes.get("resilient_llm.tenant"): point.value for point in points}
+
+    async with (
+        client_of(telemetry, FakeProvider(SLOW), bulkhead) as first,
+        client_of(unnamed, FakeProvider(SLOW), bulkhead) as second,
+        anyio.create_task_group() as tasks,
+    ):
+        assert seen(named, "active") == seen(unnamed, "active") == {None: 0}
+        for tenant in ("acme", "acme", "acme", "somebody"):
+            tasks.start_soon(ask_as, first, tenant)
+        await anyio.sleep(0.1)
+        assert {key: value for key, value in seen(named, "active").items() if value} == {
+            "acme": 2,
+            "other": 1,
+        }
+        assert {key: value for key, value in seen(named, "queued").items() if value} == {"acme": 1}
+        assert (seen(unnamed, "active"), seen(unnamed, "queued")) == ({None: 3}, {None: 1})
+        tasks.start_soon(ask_as, second, "umbrella")
+
+
+async def test_a_duration_says_how_the_call_ended() -> None:
+    recording = Recording()
+    provider = FakeProvider()
+    provider.script(None, [Fault(), Fault(status=400), Fault(status=503)])
+    async with client_of(recording, provider, CircuitBreaker(consecutive_failures=1)) as client:
+        for _ in range(4):
+            await ask(client)
+    ended = recording.points.of("gen_ai.client.operation.duration")
+    assert [
+        (point.attributes["resilient_llm.outcome"], point.attributes.get("error.type")) for point in ended
+    ] == [
+        ("success", None),
+        ("failed", "invalid_request_error"),
+        ("failed", "server_error"),
+        ("rejected", "circuit_open"),
+    ]
 
 
 async def test_the_time_to_the_first_chunk_is_for_streams_only() -> None:

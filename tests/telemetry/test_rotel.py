@@ -53,7 +53,7 @@ def collector(onward: str, folder: Path) -> Iterator[str]:
         [AGENT, "start", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
-        until = time.monotonic() + 10
+        until = time.monotonic() + 60
         while process.poll() is None and time.monotonic() < until:
             with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
                 break
@@ -62,7 +62,7 @@ def collector(onward: str, folder: Path) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(60)
 
 
 async def test_what_another_collector_understands_is_what_we_said(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from resilient_llm.testing import (
     serve_in_thread,
 )
 from resilient_llm.testing._connection import break_connection
+from tests.support import A_HANG
 
 pytestmark = [pytest.mark.anyio, pytest.mark.realtime]
 
@@ -115,10 +116,13 @@ async def test_a_connection_that_its_client_has_closed_is_broken_without_complai
         await break_connection(scope, receive, send, "reset")
         broken.set()
 
-    async with serve(app) as base_url, httpx.AsyncClient(base_url=base_url, timeout=0.05) as http:
+    async with (
+        serve(app) as base_url,
+        httpx.AsyncClient(base_url=base_url, timeout=httpx.Timeout(60, read=0.1)) as http,
+    ):
         with pytest.raises(httpx.ReadTimeout):
             await http.get("/")
-        with anyio.fail_after(5):
+        with anyio.fail_after(A_HANG):
             await broken.wait()
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
@@ -132,7 +136,7 @@ async def test_a_client_that_leaves_is_noticed() -> None:
         ):
             await anext(response.aiter_raw())
             assert provider.active == 1
-        with anyio.fail_after(5):
+        with anyio.fail_after(A_HANG):
             await provider.wait_until_idle()
         assert provider.requests[0].disconnected
         assert provider.requests[0].tokens_sent == 1
@@ -142,7 +146,7 @@ async def test_a_stalled_stream_does_not_hold_up_the_end(caplog: pytest.LogCaptu
     provider = FakeProvider()
     provider.script("m", [Fault(stall_after_tokens=1)])
     async with httpx.AsyncClient() as http:
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             async with serve(provider) as base_url:
                 request = http.build_request(
                     "POST", f"{base_url}/v1/chat/completions", json={**CHAT, "stream": True}
@@ -159,7 +163,7 @@ async def test_a_server_in_a_thread() -> None:
         async with httpx.AsyncClient() as http:
             assert (await http.post(f"{base_url}/v1/chat/completions", json=CHAT)).status_code == 200
     await nobody_listens(base_url)
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
     assert len(provider.requests) == 1
 
 
@@ -242,4 +246,5 @@ async def test_serving_for_ever_is_uvicorns_business(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("uvicorn.run", lambda app, **options: calls.append((app, options)))
     provider = FakeProvider()
     serve_forever(provider, "127.0.0.1", 8123)
-    assert calls == [(provider, {"host": "127.0.0.1", "port": 8123, "log_level": "warning"})]
+    options = {"host": "127.0.0.1", "port": 8123, "log_level": "warning", "timeout_keep_alive": 3600}
+    assert calls == [(provider, options)]

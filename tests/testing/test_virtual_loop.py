@@ -25,7 +25,7 @@ def test_time_starts_at_zero_and_jumps_to_each_timer() -> None:
 
     started = time.monotonic()
     assert run_virtual(main) == [0.0, 0.1, 0.1 + 365 * 24 * 3600]
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 60
 
 
 @given(st.lists(st.floats(min_value=0, max_value=1e6), max_size=20))
@@ -98,7 +98,7 @@ def test_time_does_not_run_away_from_a_working_thread(
             await kind(lambda: time.sleep(0.03))()
         times.append(anyio.current_time())
         with anyio.move_on_after(0.01):
-            await kind(lambda: time.sleep(0.03))()
+            await kind(lambda: time.sleep(0.5))()
         times.append(anyio.current_time())
         return times
 
@@ -115,7 +115,7 @@ def test_the_clock_jumps_again_when_the_threads_are_idle() -> None:
 
     started = time.monotonic()
     assert run_virtual(main) == 80_000
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 60
 
 
 def test_time_does_not_run_away_from_an_open_socket() -> None:
@@ -217,7 +217,7 @@ def test_off_the_main_thread_silence_is_no_deadlock() -> None:
     thread.start()
     assert not woken.wait(0.05)
     loops[0].call_soon_threadsafe(loops[0].wake)  # type: ignore[attr-defined]
-    thread.join(5)
+    thread.join(60)
     assert woken.is_set()
 
 

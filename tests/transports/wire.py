@@ -72,7 +72,7 @@ class Wire:
         while len(self.connections) < connections:  # noqa: ASYNC110 - counts what the loop accepts
             await anyio.sleep(0.002)
 
-    async def gone(self, within: float = 0.05) -> bool:
+    async def gone(self, within: float = 0.25) -> bool:
         """Tell whether every connection is closed by its peer in so many seconds.
 
         They are counted in turns of the event loop, which both sides share: a busy machine is nobody's fault.
@@ -86,7 +86,7 @@ class Wire:
 
 @asynccontextmanager
 async def wire(script: Script, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[Wire]:
-    """Play `script` on each connection; the connection ends with it. Ten seconds are enough for any test."""
+    """Play `script` on each connection; the connection ends with it. A minute is enough for any test."""
     it = Wire("http" if tls is None else "https")
     tasks: set[asyncio.Task[None]] = set()
 
@@ -107,7 +107,7 @@ async def wire(script: Script, *, tls: ssl.SSLContext | None = None) -> AsyncIte
     server = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=tls, limit=1 << 20)
     it.url = f"{it.scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             yield it
     finally:
         server.close()

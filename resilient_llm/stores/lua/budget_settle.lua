@@ -1,7 +1,8 @@
 -- Put what a call has cost in the place of what was reserved for it.
 --
 -- KEYS: as in _budget. ARGV: the reservation's id with its amounts, or "" for none; three doubles: US dollars and tokens
--- it has cost, 1 if that is estimated; for each period what `position` takes; the time, if it is not the server's.
+-- it has cost, 1 if that is estimated, and 1 if it may have been told before, so that it counts only for what is still
+-- reserved; for each period what `position` takes; the time, if it is not the server's.
 -- Reply: 1 if it was still reserved, else 0: it had come back meanwhile.
 local clock = now(ARGV[4])
 local usd, tokens, warned, expired = expire(KEYS, clock)
@@ -11,7 +12,8 @@ if found == 1 then
   local u, t = struct.unpack('<dd', ARGV[1], #ARGV[1] - AMOUNTS + 1)
   usd, tokens = usd - u, tokens - t
 end
-local spent_usd, spent_tokens, estimated = struct.unpack('<ddd', ARGV[2])
+local spent_usd, spent_tokens, estimated, again = struct.unpack('<dddd', ARGV[2])
+if again == 1 and found == 0 then spent_usd, spent_tokens = 0, 0 end
 local idle = math.max(0, redis.call('PTTL', KEYS[1]), redis.call('PTTL', KEYS[2])) / 1000
 if spent_usd ~= 0 or spent_tokens ~= 0 then
   local at = 1

@@ -1,0 +1,35 @@
+"""Replies to clients of HTTP/1.0, who know no chunks: the body ends with the connection (RFC 9112, 6.1 and 6.3).
+
+uvicorn sends chunks to whoever asks. nginx, for one, asks by HTTP/1.0 unless it is told otherwise.
+"""
+
+from __future__ import annotations
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+__all__ = ["close_delimited"]
+
+
+def close_delimited(app: ASGIApp) -> ASGIApp:
+    """Have uvicorn send an app's replies without chunks; it closes the connection after them by itself."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        cycle = getattr(send, "__self__", None)
+        if not isinstance(cycle, RequestResponseCycle):
+            raise TypeError(f"uvicorn's own send is expected, got {send!r}")
+        sized = True
+
+        async def sending(message: Message) -> None:
+            nonlocal sized
+            if message["type"] == "http.response.start":
+                sized = any(name.lower() == b"content-length" for name, _ in message["headers"])
+                if not sized:
+                    cycle.chunked_encoding = False
+            elif not sized:  # what comes is what it may expect
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, sending)
+
+    return answer

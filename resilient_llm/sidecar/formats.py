@@ -1,0 +1,59 @@
+"""What strings of a configuration have to look like: names of variables, origins, URLs, headers without secrets.
+
+Each check gives what it was given, or raises `ValueError` with what is expected, for pydantic to say where.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+__all__ = ["headers", "http_url", "origins", "variables"]
+
+_VARIABLE = re.compile(r"[A-Z_a-z][A-Za-z0-9_]*")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\sA-Z*]+")
+_HTTP_URL = re.compile(r"https?://[^/?#@\s]+(/[^?#\s]*)?")
+_SECRET_HEADER = re.compile(
+    r"(^|[-_])(authorization|cookie|api[-_]?key|token|secret|password)$", re.IGNORECASE
+)
+_SECRET_VALUE = re.compile(r"\s*(Bearer |Basic |sk-|gsk_|AIza)", re.IGNORECASE)
+
+_Names = TypeVar("_Names", bound=Sequence[str])
+_Headers = TypeVar("_Headers", bound=Mapping[str, str])
+
+
+def variables(names: _Names) -> _Names:
+    """Check names of environment variables, in the place of which some write the secret."""
+    if not all(_VARIABLE.fullmatch(name) for name in names):
+        raise ValueError("the name of an environment variable is expected, not the secret itself")
+    return names
+
+
+def origins(given: _Names) -> _Names:
+    """Check origins of pages (RFC 6454), which are compared as they are written."""
+    if not all(_ORIGIN.fullmatch(origin) for origin in given):
+        raise ValueError(
+            'origins are expected as browsers send them, in lower case and each by itself: "https://app.example"'
+        )
+    return given
+
+
+def http_url(url: str) -> str:
+    """Check the base URL of a collector; a password in it would be a secret in the file."""
+    if not _HTTP_URL.fullmatch(url):
+        raise ValueError(
+            'the URL of a collector that takes OTLP over HTTP is expected: "http://collector:4318"'
+        )
+    return url
+
+
+def headers(given: _Headers) -> _Headers:
+    """Check that headers are none that carry a key."""
+    for name, value in given.items():
+        if _SECRET_HEADER.search(name) or _SECRET_VALUE.match(value):
+            raise ValueError(
+                f"{name} looks like a secret, and secrets do not stand in this file: put it in an environment "
+                f'variable, name that in api_key_env, and give auth = "{name}"'
+            )
+    return given

@@ -1,0 +1,132 @@
+"""A worker as its supervisor has it in hand: the process, what it is asked, and what it answers.
+
+When one is made anew, and what all of them are told, is the supervisor's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from itertools import count
+
+from resilient_llm.sidecar.channel import Channel
+from resilient_llm.sidecar.desk import Answer
+
+__all__ = ["Hand"]
+
+_PATIENCE = 5.0
+"""Seconds for an answer; who is silent for so long hangs. Prometheus waits for 10."""
+
+_LONGER = 30.0
+"""Seconds for a change, which may be a reload."""
+
+
+class Hand:
+    """Hold one worker."""
+
+    def __init__(self, number: int, process: asyncio.subprocess.Process, channel: Channel) -> None:
+        self.number = number
+        self.is_ready = False
+        self._process = process
+        self._channel = channel
+        self._numbers = count(1)
+        self._asked: dict[int, asyncio.Future[Answer | None]] = {}
+        self._up: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._reading = asyncio.create_task(self._read())
+
+    @classmethod
+    async def start(cls, number: int, sock: socket.socket) -> Hand:
+        """Start a process that is to serve on a socket, which is its own from then on. Raises `OSError`."""
+        mine, its = socket.socketpair()
+        try:
+            with sock, its:
+                process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-m", "resilient_llm.sidecar.worker", "--number", str(number)),
+                    *("--listen", str(sock.fileno()), "--channel", str(its.fileno())),
+                    pass_fds=(sock.fileno(), its.fileno()),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    env=_environment(),
+                )
+            channel = await Channel.over(mine)
+        except BaseException:
+            mine.close()
+            raise
+        return cls(number, process, channel)
+
+    @property
+    def pid(self) -> int:
+        """Give the number of its process."""
+        return self._process.pid
+
+    async def up(self) -> bool:
+        """Wait until it serves, and tell whether it came to that."""
+        return await self._up
+
+    async def begin(self, first: Mapping[str, object]) -> None:
+        """Tell it what to serve. What it is told from now on it hears afterwards."""
+        await self._channel.send(first)
+
+    async def tell(self, method: str, path: str, body: str) -> None:
+        """Have it do something as soon as it serves, and do not wait for that."""
+        await self._channel.send({"id": 0, "method": method, "path": path, "body": body})
+
+    async def ask(self, method: str, path: str, body: str = "") -> Answer | None:
+        """Give its answer; `None` when it is gone, or hangs."""
+        if self._reading.done():
+            return None
+        number = next(self._numbers)
+        answer: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
+        self._asked[number] = answer
+        try:
+            async with asyncio.timeout(_PATIENCE if method == "GET" else _LONGER):
+                await self._channel.send({"id": number, "method": method, "path": path, "body": body})
+                return await answer
+        except TimeoutError:
+            return None
+        finally:
+            del self._asked[number]
+
+    async def ended(self) -> int:
+        """Wait until its process is over, and give its exit code."""
+        code = await self._process.wait()
+        await self._reading
+        self._channel.close()
+        return code
+
+    def terminate(self) -> None:
+        """Have it drain and end."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+
+    def kill(self) -> None:
+        """End it at once."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
+    async def _read(self) -> None:
+        while (message := await self._channel.receive()) is not None:
+            if "ready" in message:
+                self.is_ready = True
+                self._up.set_result(True)
+                continue
+            asked = self._asked.get(message["id"])  # none where it was only told
+            if asked is not None and not asked.done():
+                headers = [
+                    (name.encode("latin-1"), value.encode("latin-1")) for name, value in message["headers"]
+                ]
+                asked.set_result((message["status"], headers, message["body"].encode()))
+        self.is_ready = False
+        if not self._up.done():
+            self._up.set_result(False)
+        for asked in self._asked.values():
+            if not asked.done():
+                asked.set_result(None)
+
+
+def _environment() -> dict[str, str]:
+    """Give the environment of a process that imports from where this one did, and not from wherever it stands."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"}

@@ -1,0 +1,132 @@
+"""A socket, and uvicorn on it: what the sidecar's listeners have in common, and what they differ in.
+
+What is answered is an app's. When a listener begins and ends is the service's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from resilient_llm.sidecar.descriptors import room_for_connections
+from resilient_llm.sidecar.protocol import GuardedProtocol, guarded
+
+if TYPE_CHECKING:
+    import ssl
+
+    from resilient_llm.sidecar.config import Config
+
+__all__ = ["Listener", "admin_listener", "bind", "main_listener", "url_of"]
+
+_BACKLOG = 2048
+
+
+class Listener(uvicorn.Server):
+    """A uvicorn server on a socket of its own, which leaves signals alone."""
+
+    def __init__(self, config: uvicorn.Config, sock: socket.socket) -> None:
+        super().__init__(config)
+        self.socket = sock
+        self.is_ready = asyncio.Event()
+        self.url = url_of(sock, secure=config.ssl_context_factory is not None)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the process."""
+        yield
+
+    def listen(self) -> None:
+        """Take connections, which are answered as soon as it serves.
+
+        Raises `OSError` if another has the address since; uvloop would go on as if all were well.
+        """
+        with _naming(self.socket.getsockname()):
+            self.socket.listen(_BACKLOG)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, and say so."""
+        try:
+            await super().startup(sockets)
+        finally:
+            self.is_ready.set()
+
+
+def main_listener(
+    app: ASGIApp, config: Config, sock: socket.socket, tls: ssl.SSLContext | None = None
+) -> Listener:
+    """Make the listener for callers."""
+    options = config.server
+    bounds = guarded(
+        max_head=options.max_head,
+        head_timeout=options.head_timeout,
+        send_timeout=options.send_timeout,
+        max_connections=options.max_connections or room_for_connections(),
+    )
+    settings = _settings(app, bounds)
+    settings.timeout_graceful_shutdown = max(1, round(options.drain_timeout))
+    if tls is not None:
+        settings.ssl_context_factory = lambda _config, _default: tls
+    return Listener(settings, sock)
+
+
+def admin_listener(app: ASGIApp, sock: socket.socket) -> Listener:
+    """Make the listener for operators."""
+    settings = _settings(app, guarded(max_head=16 * 1024, head_timeout=10.0))
+    settings.timeout_graceful_shutdown = 1
+    return Listener(settings, sock)
+
+
+def _settings(app: ASGIApp, protocol: type[GuardedProtocol]) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=protocol,
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,  # a provider's date is passed on
+        proxy_headers=False,
+        timeout_keep_alive=75,
+        backlog=_BACKLOG,
+    )
+
+
+def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """Make a socket of an address, which does not listen yet; a `shared` address others may have too.
+
+    Raises `OSError`, with the address for a file's name.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # The protocol is named so that asyncio sets TCP_NODELAY.
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        with _naming((host, port)):
+            sock.bind((host, port))
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+@contextlib.contextmanager
+def _naming(address: tuple[str, int]) -> Iterator[None]:
+    """Have an `OSError` raised inside say which address it is about."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, f"{address[0]}, port {address[1]}") from error
+
+
+def url_of(sock: socket.socket, *, secure: bool = False) -> str:
+    """Give the URL of what listens on a socket."""
+    host, port = sock.getsockname()[:2]
+    return f"http{'s' * secure}://[{host}]:{port}" if ":" in host else f"http{'s' * secure}://{host}:{port}"

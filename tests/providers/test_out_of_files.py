@@ -1,0 +1,43 @@
+"""A process that has no descriptor left says nothing about the target that it could not connect to."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import aiohttp
+import httpx
+import pytest
+
+from resilient_llm.outcome import Outcome, Scope, Verdict
+from resilient_llm.providers import classify_exception
+
+
+def of_aiohttp(number: int) -> Exception:
+    key = SimpleNamespace(host="x", port=1, ssl=None, is_ssl=False)
+    return aiohttp.ClientConnectorError(key, OSError(number, "why"))  # type: ignore[arg-type]
+
+
+def of_httpx(number: int) -> Exception:
+    inner = OSError(number, "why")
+    middle = RuntimeError("of a library in between")
+    middle.__cause__ = inner
+    outer = httpx.ConnectError("why")
+    outer.__context__ = middle
+    return outer
+
+
+def outcome_of(error: Exception) -> Outcome:
+    outcome = classify_exception(error)
+    assert outcome is not None
+    return outcome
+
+
+@pytest.mark.parametrize("make", [of_aiohttp, of_httpx])
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_it_is_ours_and_not_the_target_s(make: Callable[[int], Exception], number: int) -> None:
+    outcome = outcome_of(make(number))
+    assert (outcome.verdict, outcome.scope, outcome.retryable) == (Verdict.NEUTRAL, Scope.LOCAL, True)
+    refused = outcome_of(make(errno.ECONNREFUSED))
+    assert (refused.verdict, refused.error_type) == (Verdict.FAILURE, "connect_error")

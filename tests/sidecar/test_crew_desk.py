@@ -1,0 +1,102 @@
+"""What becomes of workers that do not do as they are told, without any process: some answer, some hang, some begin."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resilient_llm.sidecar.crew_desk import CrewDesk, Orders
+from resilient_llm.sidecar.desk import JSON, Answer
+
+pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
+
+TOML = "[targets.a]\nurl = 'http://127.0.0.1:9/v1'\n"
+DONE: Answer = (200, JSON, b"{}")
+
+
+class FakeHand:
+    """A worker that answers what it is made with, and notes what it is told."""
+
+    def __init__(self, number: int, answer: Answer | None = DONE, *, is_ready: bool = True) -> None:
+        self.number = number
+        self.answer = answer
+        self.is_ready = is_ready
+        self.killed = False
+        self.heard: list[str] = []
+        self.while_asked: Callable[[], None] | None = None
+
+    async def ask(self, _method: str, path: str, _body: str = "") -> Answer | None:
+        self.heard.append(path)
+        if self.while_asked is not None:
+            self.while_asked()
+        return self.answer
+
+    async def tell(self, _method: str, path: str, _body: str) -> None:
+        self.heard.append(path)
+
+    def kill(self) -> None:
+        self.killed = True
+
+
+class FakeCrew:
+    """The workers there are."""
+
+    draining = False
+
+    def __init__(self, *hands: FakeHand) -> None:
+        self.all = hands
+        self.restarts = {hand.number: 0 for hand in hands}
+
+    @property
+    def hands(self) -> list[FakeHand]:
+        return [hand for hand in self.all if hand.is_ready]
+
+    @property
+    def beginners(self) -> list[FakeHand]:
+        return [hand for hand in self.all if not hand.is_ready]
+
+
+def desk_of(tmp_path: Path, *hands: FakeHand) -> CrewDesk:
+    file = tmp_path / "gateway.toml"
+    file.write_text(TOML)
+    crew: Any = FakeCrew(*hands)
+    return CrewDesk(crew, Orders(file))
+
+
+@pytest.mark.parametrize("path", ["/admin/reload", "/admin/circuits/a/isolate"])
+async def test_who_hangs_is_ended_and_comes_back_as_the_others_are(path: str, tmp_path: Path) -> None:
+    good, hanging = FakeHand(1), FakeHand(2, None)
+    status, _, _ = await desk_of(tmp_path, good, hanging).answer("POST", path, b"")
+    assert status == 200
+    assert (good.killed, hanging.killed) == (False, True)
+
+
+async def test_who_hangs_is_left_alone_by_those_who_only_look(tmp_path: Path) -> None:
+    health: Answer = (200, JSON, json.dumps({"config": {}}).encode())
+    hanging = FakeHand(2, None)
+    status, _, _ = await desk_of(tmp_path, FakeHand(1, health), hanging).answer("GET", "/admin/config", b"")
+    assert status == 200
+    assert not hanging.killed
+
+
+async def test_who_refuses_a_reload_is_ended_and_who_refuses_a_change_is_not(tmp_path: Path) -> None:
+    refusing = FakeHand(2, (422, JSON, b"{}"))
+    desk = desk_of(tmp_path, FakeHand(1), refusing)
+    status, _, _ = await desk.answer("POST", "/admin/targets/a/weight", b"")
+    assert (status, refusing.killed) == (422, False)
+    await desk.reload()
+    assert refusing.killed
+
+
+async def test_who_begins_to_serve_meanwhile_is_told_and_stays(tmp_path: Path) -> None:
+    beginner = FakeHand(2, is_ready=False)
+    serving = FakeHand(1)
+    serving.while_asked = lambda: setattr(beginner, "is_ready", True)
+    await desk_of(tmp_path, serving, beginner).reload()
+    assert beginner.is_ready
+    assert beginner.heard == ["/admin/reload"]
+    assert not beginner.killed

@@ -1,0 +1,46 @@
+"""Clients of HTTP/1.0 know no chunks: what they are sent ends with the connection."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from resilient_llm.testing import FakeProvider, serve
+from tests.sidecar.support import ANSWER, ASK, exchange, over_sockets
+
+pytestmark = [pytest.mark.anyio, pytest.mark.realtime]
+
+
+def request(body: bytes, more: bytes = b"") -> bytes:
+    head = b"POST /v1/chat/completions HTTP/1.0\r\ncontent-type: application/json\r\n" + more
+    return head + b"content-length: %d\r\n\r\n%b" % (len(body), body)
+
+
+@pytest.mark.parametrize("more", [b"", b"connection: keep-alive\r\n"], ids=["plain", "keep-alive"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_reply_ends_with_its_connection(stream: bool, more: bytes) -> None:
+    async with (
+        serve(FakeProvider()) as upstream,
+        over_sockets(f'[targets.main]\nurl = "{upstream}/v1"\n') as (url, _),
+    ):
+        sent = request(json.dumps({**ASK, "stream": stream}).encode(), more)
+        received = await exchange(url, sent, patience=30)
+    head, _, body = received.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200")
+    assert b"transfer-encoding" not in head.lower()
+    assert b"connection: close" in head.lower()
+    if stream:
+        events = body.split(b"\n\n")
+        assert all(event.startswith(b"data: ") for event in events[:-1])
+        assert events[-2:] == [b"data: [DONE]", b""]
+    else:
+        assert b"content-length: %d" % len(body) in head.lower()
+        assert json.loads(body)["choices"][0]["message"]["content"] == ANSWER
+
+
+async def test_a_refusal_has_a_length() -> None:
+    async with over_sockets('[targets.main]\nurl = "http://127.0.0.1:1/v1"\n') as (url, _):
+        received = await exchange(url, request(b"no JSON"), patience=30)
+    assert received.startswith(b"HTTP/1.1 400")
+    assert b"content-length" in received

@@ -1,0 +1,73 @@
+"""How a process begins to listen, and what becomes of it when it cannot, or is stopped before it does."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from resilient_llm.sidecar.app import Sidecar
+from resilient_llm.sidecar.config import parse
+from resilient_llm.sidecar.event_loop import run
+from resilient_llm.sidecar.listener import Listener, admin_listener, bind, main_listener
+from resilient_llm.sidecar.service import Service
+from resilient_llm.transports.aiohttp import AiohttpTransport
+
+pytestmark = pytest.mark.realtime
+
+CONFIG = parse("[targets.a]\nurl = 'http://127.0.0.1:9/v1'\n")
+
+
+async def nothing(_scope: Scope, _receive: Receive, _send: Send) -> None:
+    """Answer nobody."""
+
+
+def service(*socks: socket.socket) -> tuple[Service, list[Listener]]:
+    sidecar = Sidecar(CONFIG, AiohttpTransport())
+    main, *others = socks
+    listeners = [main_listener(sidecar, CONFIG, main), *(admin_listener(nothing, other) for other in others)]
+    return Service(sidecar, *listeners), listeners
+
+
+@pytest.mark.parametrize("taken", ["main", "admin"])
+def test_an_address_that_somebody_took_meanwhile_is_told(taken: str) -> None:
+    """Two that start at the same time both bind, since neither listens yet; uvloop hides what listen says then."""
+
+    async def main() -> None:
+        with bind("127.0.0.1", 0) as sock, bind("127.0.0.1", 0) as other:
+            port = (sock if taken == "main" else other).getsockname()[1]
+            with bind("127.0.0.1", port) as faster:
+                faster.listen()
+                starting, listeners = service(sock, other)
+                with pytest.raises(OSError, match="Address already in use") as refused:
+                    await starting.start()
+                assert refused.value.filename == f"127.0.0.1, port {port}"
+                assert not any(listener.started for listener in listeners)
+
+    run(main())
+
+
+def test_a_signal_before_it_listens_leaves_nothing_running() -> None:
+    async def main() -> None:
+        with bind("127.0.0.1", 0) as sock, bind("127.0.0.1", 0) as other:
+            starting, listeners = service(sock, other)
+            before = asyncio.all_tasks()
+            task = asyncio.create_task(starting.start())
+            await asyncio.sleep(0)  # it has begun to wait for the listeners
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert asyncio.all_tasks() - {task} == before - {task}
+            assert all(listener.should_exit for listener in listeners)
+
+    run(main())
+
+
+@pytest.mark.parametrize("host", ["no host", "192.0.2.1"])
+def test_an_address_that_cannot_be_had_is_named(host: str) -> None:
+    with pytest.raises(OSError, match=r".") as refused:
+        bind(host, 8080)
+    assert refused.value.filename == f"{host}, port 8080"
+    assert refused.value.strerror

@@ -1,0 +1,113 @@
+"""Errors of providers lose the sidecar's keys, however they are encoded, and are otherwise what they were."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Callable
+
+import pytest
+
+from resilient_llm.message import Headers
+from resilient_llm.providers.content import decode_body
+from resilient_llm.sidecar.masked import without_secrets
+from resilient_llm.streams import BufferedStream
+
+pytestmark = pytest.mark.anyio
+
+KEY = b"sk-of-the-sidecar-0123456789"
+TOLD = b'{"error": {"message": "Incorrect API key: ' + KEY + b'"}}'
+HARMLESS = b'{"error": {"message": "The model does not exist."}}'
+JSON = (b"content-type", b"application/json")
+
+
+def brotli(body: bytes) -> bytes:
+    compressed: bytes = pytest.importorskip("brotli").compress(body)
+    return compressed
+
+
+def zstd(body: bytes) -> bytes:
+    compressed: bytes = pytest.importorskip("zstandard").compress(body)
+    return compressed
+
+
+ENCODINGS: dict[bytes, Callable[[bytes], bytes]] = {
+    b"gzip": gzip.compress,
+    b"deflate": zlib.compress,
+    b"br": brotli,
+    b"zstd": zstd,
+    b"gzip, br": lambda body: brotli(gzip.compress(body)),
+}
+
+
+async def masked(body: bytes, *headers: tuple[bytes, bytes], secrets: tuple[bytes, ...] = (KEY,)) -> Reply:
+    stream, after = await without_secrets(
+        BufferedStream([body[:10], body[10:]]), [*headers, (b"content-length", b"%d" % len(body))], secrets
+    )
+    return b"".join([chunk async for chunk in stream]), after
+
+
+Reply = tuple[bytes, Headers]
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+async def test_a_key_in_a_compressed_error_is_masked(encoding: bytes) -> None:
+    body, headers = await masked(
+        ENCODINGS[encoding](TOLD), JSON, (b"content-encoding", encoding), (b"etag", b"x")
+    )
+    assert body == TOLD.replace(KEY, b"***")
+    assert headers == [JSON, (b"content-length", b"%d" % len(body))]
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+async def test_a_compressed_error_without_a_key_has_its_bytes(encoding: bytes) -> None:
+    sent = ENCODINGS[encoding](HARMLESS)
+    body, headers = await masked(sent, JSON, (b"content-encoding", encoding), (b"etag", b"x"))
+    assert body == sent
+    assert decode_body(headers, body) == HARMLESS
+    assert (b"etag", b"x") in headers
+
+
+async def test_keys_in_plain_errors_and_in_headers_are_masked() -> None:
+    body, headers = await masked(TOLD, (b"www-authenticate", b'Bearer error="' + KEY + b'"'))
+    assert body == TOLD.replace(KEY, b"***")
+    assert headers == [
+        (b"www-authenticate", b'Bearer error="***"'),
+        (b"content-length", b"%d" % len(body)),
+    ]
+
+
+async def test_a_key_that_begins_with_another_is_masked_whole() -> None:
+    body, _ = await masked(
+        b"one-key-of-ours and one-key-of-ours-too", secrets=(b"one-key-of-ours", b"one-key-of-ours-too")
+    )
+    assert body == b"*** and ***"
+
+
+@pytest.mark.parametrize(
+    ("sent", "encoding"),
+    [
+        (b"\x00" + TOLD, b"snappy"),
+        (TOLD, b"gzip"),
+        (gzip.compress(TOLD), b"gzip, gzip"),
+        (gzip.compress(b" " * (4 << 20) + TOLD), b"gzip"),
+        (TOLD + b" " * (4 << 20), b"identity"),
+    ],
+    ids=["unknown", "not what it says", "not as often as it says", "decoded too large", "too large"],
+)
+async def test_what_cannot_be_searched_is_left_out(sent: bytes, encoding: bytes) -> None:
+    body, headers = await masked(sent, JSON, (b"content-encoding", encoding))
+    assert body == b""
+    assert headers == [JSON, (b"content-length", b"0")]
+
+
+async def test_a_key_behind_the_end_of_what_is_compressed_is_not_passed_on() -> None:
+    body, _ = await masked(gzip.compress(HARMLESS) + TOLD, (b"content-encoding", b"gzip"))
+    assert body == HARMLESS
+
+
+async def test_without_keys_there_is_nothing_to_leave_out() -> None:
+    sent = b"\x00" + TOLD
+    body, headers = await masked(sent, (b"content-encoding", b"snappy"), secrets=())
+    assert body == sent
+    assert (b"content-encoding", b"snappy") in headers

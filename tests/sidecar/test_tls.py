@@ -1,0 +1,182 @@
+"""TLS on the sidecar's own listener: real clients, renewed certificates, and what is said of files that cannot work."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import ssl
+import subprocess
+from pathlib import Path
+
+import httpx
+import pytest
+from cryptography import x509
+
+from resilient_llm.sidecar import ConfigError
+from resilient_llm.sidecar.check import check
+from resilient_llm.testing import FakeProvider, serve_in_thread
+from tests.sidecar.certificates import Authority
+from tests.sidecar.process import Gate, started
+from tests.sidecar.support import ANSWER, ASK
+
+TLS = """
+[server]
+port = 0
+drain_timeout = 50
+tls = { certificate = "server.crt", key = "server.key"@@ }
+[admin]
+port = 0
+[targets.one]
+url = "@UPSTREAM@/v1"
+"""
+
+
+def written(directory: Path, more: str = "", upstream: str = "http://one.example") -> Path:
+    file = directory / "gateway.toml"
+    file.write_text(TLS.replace("@@", more).replace("@UPSTREAM@", upstream))
+    return file
+
+
+def trusting(authority: Authority) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=str(authority.file))
+
+
+def shown(url: str, context: ssl.SSLContext) -> tuple[int, str | None]:
+    """Give the serial number of the certificate that a server shows, and the TLS version."""
+    host, _, port = url.removeprefix("https://").rpartition(":")
+    host = host.strip("[]")
+    with (
+        socket.create_connection((host, int(port)), timeout=30) as plain,
+        context.wrap_socket(plain, server_hostname=host) as secure,
+    ):
+        der = secure.getpeercert(binary_form=True)
+        assert der is not None
+        return x509.load_der_x509_certificate(der).serial_number, secure.version()
+
+
+@pytest.mark.realtime
+def test_clients_talk_to_it_by_tls_and_a_reload_shows_new_connections_a_renewed_certificate(
+    tmp_path: Path,
+) -> None:
+    authority = Authority(tmp_path)
+    authority.sign("server", serial=11)
+    provider = Gate(FakeProvider())
+    context = trusting(authority)
+    with serve_in_thread(provider) as upstream:
+        file = written(tmp_path, upstream=upstream)
+        with started(file) as (process, url, admin):
+            assert url.startswith("https://127.0.0.1:")
+            with httpx.Client(verify=context, base_url=url, timeout=60) as client:
+                reply = client.post("/v1/chat/completions", json=ASK)
+                assert reply.json()["choices"][0]["message"]["content"] == ANSWER
+                with client.stream("POST", "/v1/chat/completions", json={**ASK, "stream": True}) as stream:
+                    parts = stream.iter_raw()
+                    received = next(parts)
+                    assert shown(url, context)[0] == 11
+                    authority.sign("server", serial=12)
+                    process.signal(signal.SIGHUP)
+                    process.wait_for("the configuration was reloaded")
+                    assert shown(url, context)[0] == 12
+                    provider.open()
+                    received += b"".join(parts)  # a connection keeps what it began with
+                assert received.endswith(b"data: [DONE]\n\n")
+
+                (tmp_path / "server.key").write_text("nothing")
+                refused = httpx.post(f"{admin}/admin/reload", timeout=60)
+                assert refused.status_code == 422
+                assert (
+                    f'server.tls.key = "{tmp_path}/server.key": has no private key' in refused.json()["error"]
+                )
+                assert shown(url, context)[0] == 12
+
+            with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+                httpx.get(f"{url}/healthz", timeout=60)
+            with pytest.raises(httpx.RemoteProtocolError):
+                httpx.get(f"{url.replace('https', 'http')}/healthz", timeout=60)
+            old = trusting(authority)
+            old.maximum_version = ssl.TLSVersion.TLSv1_2
+            assert shown(url, old) == (12, "TLSv1.2")
+            with pytest.warns(DeprecationWarning, match="TLSv1_1"):
+                old.minimum_version = old.maximum_version = ssl.TLSVersion.TLSv1_1
+            old.set_ciphers("DEFAULT:@SECLEVEL=0")  # or this side would not even ask
+            with pytest.raises(ssl.SSLError, match=r"ALERT_PROTOCOL_VERSION|UNEXPECTED_EOF"):
+                shown(url, old)
+            curl = subprocess.run(
+                ["curl", "-sS", "--cacert", str(authority.file), f"{url}/healthz"],
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            assert curl.stdout == "ok\n"
+            process.signal(signal.SIGTERM)
+            code, stderr = process.end()
+    assert (code, stderr) == (0, "")
+
+
+@pytest.mark.realtime
+def test_with_client_ca_nobody_connects_without_a_certificate_of_it(tmp_path: Path) -> None:
+    authority, clients = Authority(tmp_path), Authority(tmp_path, "clients")
+    authority.sign("server", password="of the key")
+    mine, stranger = clients.sign("mine"), authority.sign("stranger")
+    file = written(tmp_path, ', key_password_env = "KEY_PASSWORD", client_ca = "clients.pem"')
+    with started(file, KEY_PASSWORD="of the key") as (_process, url, _admin):
+        context = trusting(authority)
+        context.load_cert_chain(*mine)
+        assert httpx.get(f"{url}/healthz", verify=context, timeout=60).text == "ok\n"
+        wrong = trusting(authority)
+        wrong.load_cert_chain(*stranger)
+        for refused in (trusting(authority), wrong):
+            with pytest.raises(httpx.TransportError):
+                httpx.get(f"{url}/healthz", verify=refused, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("break_it", "environ", "why"),
+    [
+        ("", {}, ""),
+        ("rm server.crt", {}, 'server.tls.certificate = "@/server.crt": cannot be read: No such file'),
+        ("rm server.key", {}, 'server.tls.key = "@/server.key": cannot be read: No such file'),
+        (
+            "cp server.key server.crt",
+            {},
+            'server.tls.certificate = "@/server.crt": has no certificate in PEM',
+        ),
+        ("cp server.crt server.key", {}, 'server.tls.key = "@/server.key": has no private key in PEM'),
+        ("cp other.key server.key", {}, 'server.tls.key = "@/server.key": is not the key of the certificate'),
+        ("sed -i 3d server.key", {}, 'server.tls.key = "@/server.key": cannot be read: it is damaged'),
+        ("sed -i 3d server.crt", {}, 'server.tls.certificate = "@/server.crt": has no certificate in PEM'),
+        ("cp locked.key server.key", {}, "is encrypted: name the environment variable with its password"),
+    ],
+)
+def test_what_is_wrong_with_its_files_is_said(
+    break_it: str, environ: dict[str, str], why: str, tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path)
+    for name in ("server", "other"):
+        authority.sign(name)
+    authority.sign("locked", password="secret")
+    subprocess.run(break_it, shell=True, cwd=tmp_path, check=True)
+    file = written(tmp_path)
+    if not why:
+        assert check(file, environ).startswith(f"{file}: OK")
+        return
+    with pytest.raises(ConfigError) as refused:
+        check(file, environ)
+    assert str(refused.value).startswith(f"{file}:5: server.tls")
+    assert why.replace("@", str(tmp_path)) in str(refused.value)
+
+
+def test_the_password_of_a_key_is_in_the_environment(tmp_path: Path) -> None:
+    Authority(tmp_path).sign("server", password="secret-of-the-key")
+    file = written(tmp_path, ', key_password_env = "KEY_PASSWORD"')
+    assert "OK" in check(file, {"KEY_PASSWORD": "secret-of-the-key"})
+    assert "OK" in check(file, None)
+    with pytest.raises(ConfigError, match="the environment variable KEY_PASSWORD is not set"):
+        check(file, {})
+    with pytest.raises(ConfigError, match="its password is another one") as refused:
+        check(file, {"KEY_PASSWORD": "a-wrong-one"})
+    assert "a-wrong-one" not in str(refused.value)
+    (tmp_path / "clients.pem").write_text("nothing")
+    file = written(tmp_path, ', key_password_env = "KEY_PASSWORD", client_ca = "clients.pem"')
+    with pytest.raises(ConfigError, match=r"tls\.client_ca = .*: has no certificate in PEM"):
+        check(file, {"KEY_PASSWORD": "secret-of-the-key"})
