@@ -284,7 +284,9 @@ def _host_of(url: object) -> tuple[str, int | None]:
     except ValueError:
         raise ConfigurationError("url=...: not a URL") from None
     if "://" not in url:
-        raise ConfigurationError("url=...: has no scheme; allowed are http and https URLs, such as https://host/v1")
+        raise ConfigurationError(
+            "url=...: has no scheme; allowed are http and https URLs, such as https://host/v1"
+        )
     shown = f"{parts.scheme}://{parts.hostname or ''}"
     if parts.scheme not in _PORTS or not parts.hostname:
         raise ConfigurationError(f"url={shown!r}: allowed are http and https URLs with a host")
