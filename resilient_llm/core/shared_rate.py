@@ -111,7 +111,7 @@ class _Bucket:
 
     def turn(self, now: float) -> None:
         """Forget what is older when its time is over, and let what was held since grow old."""
-        while self.older_until < now and self.held_until > -inf:
+        if self.older_until < now and self.held_until > -inf:
             self.older, self.older_until = self.held, self.held_until
             self.held, self.held_until = 0.0, -inf
         if self.older_until < now:

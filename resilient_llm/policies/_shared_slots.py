@@ -18,7 +18,7 @@ from resilient_llm.core.ticket import Ticket, TicketState
 from resilient_llm.core.waiting_room import WaitingRoom
 from resilient_llm.errors import RejectedError, StoreUnavailableError
 from resilient_llm.policies._keyed import OVERFLOW
-from resilient_llm.policies._slots import _OUTCOMES, _SMOOTHING, SlotPool
+from resilient_llm.policies._slots import _OUTCOMES, SlotPool
 from resilient_llm.policies._stored_slots import ALL, StoredSlots, key_of
 from resilient_llm.shared_keys import shared_key
 from resilient_llm.telemetry.names import DRY_RUN, LIMITER_NAME, WAIT_QUEUE_DEPTH
@@ -87,9 +87,8 @@ class SharedSlotPool(SlotPool):
         room = self.slots.room
         refused, changes = None, self._changes
         asks = not room.depth(tenant) and self._head(since) is None
-        if asks or (
-            not self._guard.closed and self._guard.on_error != "local"
-        ):  # then there is nothing to wait for
+        # While the store is away there is only something to wait for where this process has a share of the slots.
+        if asks or (not self._guard.closed and self._guard.on_error != "local"):
             try:
                 refused = await self._ask_store(call, tenant, wait=not room.is_full(tenant))
             except BaseException:
@@ -119,9 +118,7 @@ class SharedSlotPool(SlotPool):
 
     def release(self, now: float, *, since: float, tenant: Hashable = None) -> None:
         """Give back a slot that was held since then; the store says whom it is for."""
-        held = now - since
-        self._mean_hold += _SMOOTHING * (held - self._mean_hold) if self._mean_hold else held
-        self.slots.give_back(tenant)
+        super().release(now, since=since, tenant=tenant)
         if not self._guard.closed:  # nobody else is going to say that it is free
             self._resume(key_of(tenant))
             self._kick()
@@ -196,7 +193,7 @@ class SharedSlotPool(SlotPool):
             if refused is None and self._head(call.loop.time()) is ticket:
                 self.slots.room.pop()
             elif refused is None:  # too late: its deadline has come, or it has made way
-                self.slots.give_back(ticket.tenant)
+                self.slots.release(ticket.tenant, call.loop.time())
             elif changes != self._changes:
                 ask = True
             else:

@@ -107,7 +107,12 @@ class StoredSlots(Slots[Hashable]):
         lease.held = (self.in_use + 1) * processes  # as good a guess as there is
         return lease
 
-    def give_back(self, tenant: Hashable) -> None:
+    @property
+    def held(self) -> dict[Hashable, int]:
+        """Tell how many slots each tenant has here that has any."""
+        return {tenant: len(leases) for tenant, leases in list(self._out.items())}
+
+    def release(self, tenant: Hashable, _now: float) -> tuple[()]:
         """Give a slot back; whom it is for, the store says."""
         self.in_use -= 1
         leases = self._out[tenant]
@@ -115,6 +120,7 @@ class StoredSlots(Slots[Hashable]):
         if not leases:
             del self._out[tenant]
         self._leases.release(lease)
+        return ()
 
     def leave(self, tenants: Iterable[Hashable], *, everyone: bool) -> None:
         """Give up the places that are kept at the store for these tenants, or for `everyone` here."""

@@ -85,7 +85,7 @@ class Bulkhead:
         else:
             at_least(self.max_concurrent, shared=self.shared)
         by_key = self.key if self.shared is None else _one_for_all
-        compartments = Keyed(self.name, by_key, self._make, idle=SlotPool.idle, max_keys=self.max_keys)
+        compartments = Keyed(self.name, by_key, self._make, idle=_is_idle, max_keys=self.max_keys)
         object.__setattr__(self, "_compartments", compartments)
         object.__setattr__(self, "_key", key_function(self.key) if self.shared else _one_for_all)
         object.__setattr__(self, "_cost", cost_function(self.cost))
@@ -206,6 +206,10 @@ class Bulkhead:
         yield max(0, total - sum(by_tenant.values())), {LIMITER_NAME: self.name}
         for tenant, count in by_tenant.items():
             yield count, {LIMITER_NAME: self.name, TENANT: tenant}
+
+
+def _is_idle(pool: SlotPool, now: float) -> bool:
+    return pool.idle(now)  # each kind of pool says it itself
 
 
 async def _after(asked: Awaitable[None], call: Call, call_next: CallNext) -> Reply:

@@ -205,17 +205,15 @@ class ConcurrencyLimit:
     def limit(self, key: Hashable) -> int:
         """Give the limit of a key as it is now; of one that no attempt was made for, what it would begin with."""
         limit = self._limits.peek(key)
-        if limit is not None and self.store is not None:
-            return limit.pool.slots.limit
-        return (self._new_algorithm() if limit is None else limit.algorithm).limit
+        return self._new_algorithm().limit if limit is None else self._size(limit)
 
     def limits(self) -> dict[Hashable, int]:
         """Give the limits there are, by their keys."""
-        shared = self.store is not None
-        return {
-            limit.key: limit.pool.slots.limit if shared else limit.algorithm.limit
-            for limit in self._limits.values()
-        }
+        return {limit.key: self._size(limit) for limit in self._limits.values()}
+
+    def _size(self, limit: _KeyedLimit) -> int:
+        """Give what its algorithm found, or with a store what all processes did together."""
+        return limit.algorithm.limit if self.store is None else limit.pool.slots.limit
 
     def in_use(self) -> int:
         """Count the slots in use over all keys."""
@@ -241,8 +239,7 @@ class ConcurrencyLimit:
 
     def _observe_limit(self) -> Iterable[tuple[float, Mapping[str, str]]]:
         for _, limit in zip(range(_MAX_REPORTED), self._limits.values(), strict=False):
-            size = limit.algorithm.limit if self.store is None else limit.pool.slots.limit
-            yield size, {LIMITER_NAME: self._series(limit)}
+            yield self._size(limit), {LIMITER_NAME: self._series(limit)}
 
     def _series(self, limit: _KeyedLimit) -> str:
         """Give a limit's name for telemetry, without a key that may be a tenant's: there are too many of these."""

@@ -261,10 +261,8 @@ class Deployment:
         # A key that is refused at once must not make its target look idle and quick.
         ok = False if outcome.dead_credential and self.credentials is None else _MEANS.get(outcome.verdict)
         first_token = call.first_content
-        if first_token is None and (
-            ok or call.superseded
-        ):  # one that was overtaken has taken at least as long
-            first_token = now - call.started
+        if first_token is None and (ok or call.superseded):
+            first_token = now - call.started  # one that was overtaken has taken at least as long
         self.load.finished(now, call.tokens or 0.0, ok=ok, first_token=first_token)
         if index is not None and self.credentials is not None:
             self._give_back(self.credentials, index, taken, now, outcome)

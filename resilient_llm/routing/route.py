@@ -109,9 +109,8 @@ class Route:
         self._tried: list[Deployment] = []  # in this round
         self._given_up: list[Deployment] = []  # not for this call
         self._refused: dict[Deployment, RejectedError] = {}  # on this side, since it last waited
-        self._spared: list[
-            Deployment
-        ] = []  # once for each attempt that failed for its credential and is not counted
+        self._spared: list[Deployment] = []
+        """Once for each attempt that failed for its credential and is not counted."""
         self.tries = 0
         """Attempts made of the model it is at, but for hedges, and for those that found a credential dead."""
         self.last: Deployment | None = None
@@ -204,7 +203,7 @@ class Route:
     def _has_another(self, deployment: Deployment) -> bool:
         """Tell whether another target, of any model of the chain, could carry out the call as it is written."""
         return any(
-            other is not deployment and other.never(self.needs) is None
+            other is not deployment and not other.isolated and other.never(self.needs) is None
             for group in self._chain
             for other in group.deployments.values()
         )

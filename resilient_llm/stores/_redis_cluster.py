@@ -47,8 +47,7 @@ class ClusterRunner:
     """Ask the servers of a cluster; see `ScriptRunner`, of which there is one for each."""
 
     def __init__(self, client: RedisCluster, *, guard: ClusterGuard, timeout: float) -> None:
-        self.guard: StoreGuard = guard
-        self._guard = guard
+        self.guard = guard
         self._slots = _Slots(client)
         self._timeout = timeout
         self._regular: list[Regular] = []
@@ -130,7 +129,7 @@ class ClusterRunner:
         if runner is None:
             runner = self._runners[node.name] = ScriptRunner(
                 lambda: self._slots.client,
-                guard=self._guard.node(node.name),
+                guard=self.guard.node(node.name),
                 timeout=self._timeout,
                 owned=False,
                 transport=partial(self._reach, node),
@@ -152,10 +151,12 @@ class _Slots:
 
     def node(self, keys: Sequence[Word]) -> ClusterNode:
         """Give the server that keeps these keys; without any, or while it is not known, one that was named."""
-        node: ClusterNode = next(iter(self.client.nodes_manager.startup_nodes.values()))
+        node: ClusterNode
         if keys:
             with suppress(SlotNotCoveredError):
                 node = self.client.get_node_from_key(keys[0])
+                return node
+        node = next(iter(self.client.nodes_manager.startup_nodes.values()))
         return node
 
     @property

@@ -90,6 +90,7 @@ class Request:
         self.unknown: Callable[[BaseException], None] | None = None
 
     def command(self, *, by_source: bool = False) -> Sequence[Word]:
+        """Give the words to send; a script by its SHA-1, or in full."""
         if self.script is None:
             return self.words
         if by_source:

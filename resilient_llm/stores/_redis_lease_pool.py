@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from resilient_llm.core.leases import LeaseAnswer, LeaseLimit
 from resilient_llm.errors import StoreUnavailableError
-from resilient_llm.stores._redis_commands import Reply, Script
+from resilient_llm.stores._redis_commands import Reply, Script, Word
 from resilient_llm.stores.protocol_leases import Lease
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["RedisLeasePool"]
 
 _FAST_POLL: Final = 0.1
-"""The same while nobody can say so, because there is no subscription."""
+"""Seconds after which whoever waits asks again, at most, while nobody can say that a lease is free."""
 _PLACE_LASTS: Final = 3.0
 """A place is kept for a process that does not ask again for so many polls."""
 
@@ -53,7 +53,6 @@ class RedisLeasePool:
         """
         leases = self._leases
         name, now = leases.name(), leases.loop.bind().time()
-
         place_lasts = _PLACE_LASTS * leases.poll if wait else 0.0
         words = (name, self.place, repr(leases.lasts), repr(place_lasts), leases.time())
         try:
@@ -88,9 +87,8 @@ class RedisLeasePool:
         """Give back what was granted to somebody who has gone, or the place if nobody else needs it."""
         answer = _answer(reply, limits)
         if answer.refused is None:
-            self._send_release(
-                limits, lease=name, again=True
-            )  # the grant took the place of all who wait here
+            # The grant took the place of all who wait here.
+            self._send_release(limits, lease=name, again=True)
         elif answer.refused not in self._waiting:
             left = [limit for limit in limits if limit.key == answer.refused]
             self._send_release(left, place=self.place, again=True)
@@ -179,23 +177,19 @@ class RedisLeasePool:
         """Take a lease back or give a place up; with `again` whoever waits asks again, since its place may be gone."""
 
         def heard(reply: Reply) -> None:
-            self._leases.wake(reply)
+            leases.wake(reply)
             if again:
                 for key, _ in limits:
                     self._on_free(key)
 
-        words = self._words(limits, lease=lease, place=place)
-        # A lease has a name of its own, and whose place is lost lines up again: a second time does no harm.
-        self._runner.send(
-            self._release, self._keys(limits), words, heard=heard, again=words, worth=self._leases.lasts
-        )
-
-    def _words(
-        self, limits: Sequence[LeaseLimit], *, lease: str = "", place: str = ""
-    ) -> tuple[str | int, ...]:
         leases = self._leases
         channels = f"{leases.prefix}wake:"
-        return (lease, place, leases.process, channels, leases.time(), *(most for _, most in limits))
+        most = (limit.most for limit in limits)
+        words: Sequence[Word] = (lease, place, leases.process, channels, leases.time(), *most)
+        # A lease has a name of its own, and whose place is lost lines up again: a second time does no harm.
+        self._runner.send(
+            self._release, self._keys(limits), words, heard=heard, again=words, worth=leases.lasts
+        )
 
     def _keys(self, limits: Sequence[LeaseLimit]) -> list[str]:
         return [

@@ -69,7 +69,8 @@ class RedisLeases:
         self._places: WeakValueDictionary[str, RedisLeasePool] = WeakValueDictionary()
         self._held: dict[Lease, RedisLeasePool] = {}  # the one renewed longest ago first
         self._ticking = False
-        self._behind = False
+        self.behind = False
+        """Whether the store was away, and does not know yet what is held here."""
         self.settled = -inf
         """When all processes will have told a store that was away what they hold."""
         self._probed = -inf
@@ -100,11 +101,6 @@ class RedisLeases:
         self._serial += 1
         return f"{self.process}.{self._serial}"
 
-    @property
-    def behind(self) -> bool:
-        """Tell whether the store was away, and does not know yet what is held here."""
-        return self._behind
-
     def time(self) -> str:
         """Give the time to send along, or nothing where it is the server's."""
         return "" if self._clock is None else repr(self._clock())
@@ -120,7 +116,7 @@ class RedisLeases:
         if self.runner.guard.closed:
             self._send(pool, [lease], lease.renewed)
         else:
-            self._behind = True
+            self.behind = True
 
     def drop(self, lease: Lease) -> None:
         """Renew a lease no more."""
@@ -169,7 +165,7 @@ class RedisLeases:
     def _reset(self) -> None:
         """Start afresh in another event loop: nobody is left who could release or wait."""
         self._held.clear()
-        self._ticking = self._behind = self.returning = False
+        self._ticking = self.behind = self.returning = False
         self._probed = self.settled = -inf
         self.wakeups.forget()
         for pool in list(self._places.values()):
@@ -184,7 +180,7 @@ class RedisLeases:
         if self.runner.guard.closed:
             self._renew_since(now - self.lasts / 4, now)
         else:
-            self._behind = True
+            self.behind = True
             if now - self._probed > self.lasts:  # one is enough to find out that the store is back
                 self._probed = now
                 lease, pool = next(iter(self._held.items()))
@@ -213,13 +209,13 @@ class RedisLeases:
             raise
         finally:
             self.returning = False
-        self._behind = False
+        self.behind = False
         self._settle(missing=missing)
 
     def away(self) -> None:
         """Hear that the store has not answered."""
         if not self.runner.guard.closed:
-            self._behind = True
+            self.behind = True
 
     def _settle(self, *, missing: bool) -> None:
         """Leave others the time to tell a store that is back what they hold, where it cannot know."""
@@ -263,8 +259,8 @@ class RedisLeases:
         def heard(reply: Reply) -> None:
             self._probed = -inf
             self._hear_missing(pool, {owners[index - 1] for index in reply}, new)
-            if self._behind and self.runner.guard.closed:  # an answer: tell the store all the rest
-                self._behind = False
+            if self.behind and self.runner.guard.closed:  # an answer: tell the store all the rest
+                self.behind = False
                 self._settle(missing=bool(reply))
                 self._renew_since(inf, asyncio.get_running_loop().time())
 

@@ -73,7 +73,9 @@ class DirectResponse:
 def is_direct(request: Request, url: URL) -> bool:
     """Tell whether a request is small and has no credentials that aiohttp would make a header of."""
     body = request.body
-    return body is not None and len(body) <= _MOST and url.raw_user is None
+    if body is None or len(body) > _MOST:
+        return False
+    return url.raw_user is None and url.raw_password is None
 
 
 async def send(

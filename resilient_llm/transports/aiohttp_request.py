@@ -78,17 +78,16 @@ def check_head(request: Request) -> None:
         if name in _SINGLE and name in seen:
             raise LocalProtocolError(f"header {raw!r} is there twice")
         seen.add(name)
-        if name not in DROPPED:
-            _text(raw, value)
+        if name in DROPPED:
+            continue
+        try:
+            value.decode()
+        except UnicodeDecodeError:  # aiohttp writes UTF-8, and nothing else
+            raise LocalProtocolError(f"header {raw!r} cannot be sent: its value is not UTF-8") from None
 
 
 def headers_of(request: Request) -> list[tuple[str, str]]:
-    """Give the headers to send, in their order; raises `LocalProtocolError` for those that cannot be.
-
-    How a body is framed is for each connection to say: transfer-encoding goes, and expect with it, since the body
-    is sent at once.
-    """
-    check_head(request)
+    """Give the headers to send, in their order, of a request that has passed `check_head`."""
     headers: list[tuple[str, str]] = []
     spelled: dict[bytes, str] = {}
     for raw, value in request.headers:
@@ -96,7 +95,7 @@ def headers_of(request: Request) -> list[tuple[str, str]]:
         # aiohttp would take the last of two that are spelled differently.
         shown = spelled.setdefault(name, raw.decode())
         if name not in DROPPED:
-            headers.append((shown, _text(raw, value)))
+            headers.append((shown, value.decode()))
     return headers
 
 
@@ -112,13 +111,6 @@ def length_of(request: Request) -> int | None:
     if not length.isdigit() or (request.body is not None and int(length) != len(request.body)):
         raise LocalProtocolError(f"content-length {length!r} is not that of the body")
     return int(length)
-
-
-def _text(name: bytes, value: bytes) -> str:
-    try:
-        return value.decode()
-    except UnicodeDecodeError:  # aiohttp writes UTF-8, and nothing else
-        raise LocalProtocolError(f"header {name!r} cannot be sent: its value is not UTF-8") from None
 
 
 class Upload:

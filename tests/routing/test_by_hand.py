@@ -13,7 +13,9 @@ from resilient_llm.routing.balancers import PeakEWMA, Priority, WeightedLeastCon
 from tests.routing.test_stored_answers import Storing, asking
 from tests.routing.upstreams import (
     DEAD_KEY,
+    FIXED,
     OVERLOADED,
+    SILENT,
     Upstreams,
     door,
     key,
@@ -55,7 +57,7 @@ async def test_nothing_is_sent_to_a_target_that_is_set_aside_until_it_is_restore
 async def test_a_failed_attempt_is_not_made_again_at_a_target_that_was_set_aside_meanwhile() -> None:
     upstreams = Upstreams(a=[OVERLOADED])
     routing = router([target("a")])
-    one = door(upstreams, routing, retry=Retry(max_attempts=3))
+    one = door(upstreams, routing, retry=Retry(max_attempts=3, backoff=FIXED))
     async with anyio.create_task_group() as tasks:
         failed: list[type[BaseException]] = []
 
@@ -70,6 +72,14 @@ async def test_a_failed_attempt_is_not_made_again_at_a_target_that_was_set_aside
         routing.isolate("a")
     assert len(failed) == 1
     assert upstreams.names == ["a"]
+
+
+async def test_a_target_that_is_set_aside_is_no_other_for_one_that_was_silent() -> None:
+    upstreams = Upstreams(a=[SILENT])
+    routing = router([target("a"), target("b")])
+    routing.isolate("b")
+    await door(upstreams, routing)()
+    assert upstreams.names == ["a", "a"]
 
 
 async def test_it_is_set_aside_from_another_thread() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from resilient_llm import Budget, Bulkhead, Pipeline, RateLimit, ambient
 from resilient_llm.stores import RedisStore
+from tests.stores.inside import runner_of
 
 CHILDREN = 6
 MOST = 2
@@ -112,7 +113,7 @@ def kept(url: str) -> dict[str, Any]:
     fork(work)
     loop.run_until_complete(later())
     loop.close()
-    sender = store.runner.sender  # type: ignore[attr-defined]
+    sender = runner_of(store).sender
     return {"kept": len(sender.told), "lost": store.guard.lost}
 
 

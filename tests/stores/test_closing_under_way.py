@@ -18,6 +18,7 @@ from resilient_llm.core.shared_rate import Change, RateCharge
 from resilient_llm.stores import RedisStore
 from resilient_llm.stores.protocol_leases import Lease
 from tests.stores.conftest import Server
+from tests.stores.inside import runner_of
 from tests.support import A_HANG, Door, Provider, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.realtime]
@@ -126,7 +127,7 @@ async def test_what_is_given_back_later_ends_by_itself(server: Server, make_stor
         tasks.cancel_scope.cancel()  # the call ends, and does not fail for the store
     assert provider.running == 0
     assert store.guard.lost == 1, "the slot it could not give back"
-    assert store.runner._client is None, "and no connection was made for it"  # type: ignore[attr-defined]
+    assert runner_of(store)._client is None, "and no connection was made for it"
     with server.admin as admin:
         assert admin.zcard("resilient_llm:{slots:x}:lease:all") == 1
     with anyio.fail_after(A_HANG):
@@ -150,7 +151,7 @@ async def test_cancelled_at_any_moment_it_leaves_nothing_open(server: Server, *,
         with anyio.fail_after(A_HANG):
             await asyncio.wait([closing])
         if turns:  # else it has not even begun
-            assert not store.runner.sender.lanes  # type: ignore[attr-defined]
+            assert not runner_of(store).sender.lanes
             with pytest.raises(StoreUnavailableError, match="has been closed"):
                 await pool.acquire([LeaseLimit("all", 1)])
         await store.aclose()
@@ -171,7 +172,7 @@ async def test_a_server_that_is_lost_meanwhile_does_not_hold_it_up(own_server: S
     else:
         with own_server.frozen(), anyio.fail_after(A_HANG):
             await closing
-    assert not store.runner.sender.told  # type: ignore[attr-defined]
+    assert not runner_of(store).sender.told
     assert store.guard.lost <= 1_000 + 2  # that this process was there, and that it leaves, among them
     with pytest.raises(StoreUnavailableError, match="has been closed"):
         await store.rates.take("account", [RateCharge("k", 1e6, 1e-6, 1.0, own=True)])

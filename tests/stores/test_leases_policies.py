@@ -265,6 +265,32 @@ async def test_more_keys_than_are_kept_share_one() -> None:
     assert sorted(outcomes) == ["refused", "served", "served"]
 
 
+async def test_a_key_whose_call_is_still_asking_the_store_makes_no_room() -> None:
+    class Slow(MemoryLeasePool):
+        async def acquire(self, limits: Sequence[LeaseLimit], *, wait: bool = False) -> Lease | LeaseAnswer:
+            await anyio.sleep(1)
+            return await super().acquire(limits, wait=wait)
+
+    store, upstream = MemoryStore(), Upstream(duration=10)
+    leases = store.leases
+    leases.pool = lambda name, on_free: Slow(  # type: ignore[method-assign]
+        leases, leases._table, name, leases.name(), on_free
+    )
+    bulkhead = Bulkhead(max_concurrent=1, max_keys=1, store=store)
+    door = Door(bulkhead, provider=upstream)
+
+    async def call(tenant: str) -> None:
+        await door(tenant=tenant)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(call, "a")
+        await anyio.sleep(0.5)
+        tasks.start_soon(call, "b")
+        await anyio.sleep(2)
+        assert upstream.running == 2
+        assert bulkhead.in_use() == 2
+
+
 async def test_keys_that_other_processes_may_write_otherwise_are_refused() -> None:
     door = Door(Bulkhead(max_concurrent=1, key=lambda _: 1.5, store=MemoryStore()), provider=Upstream())
     with pytest.raises(ConfigurationError, match=r"1\.5"):

@@ -20,6 +20,7 @@ from resilient_llm.core.leases import LeaseAnswer, LeaseLimit
 from resilient_llm.stores import RedisStore
 from resilient_llm.stores.protocol_leases import Lease
 from tests.stores.cluster import wait_for
+from tests.stores.inside import runner_of
 from tests.support import Door, Provider, cancel_at_every_await, stalls, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.realtime]
@@ -179,7 +180,7 @@ async def test_a_cancellation_that_meets_the_reply_leaves_no_lease(
     limit = [LeaseLimit("k", 1)]
     for _ in range(20):
         task = asyncio.create_task(pool.acquire(limit))
-        sender = store.runner.sender  # type: ignore[attr-defined]
+        sender = runner_of(store).sender
         waiting = sender.resolve
 
         def resolve(request: Any, reply: Any, task: Any = task, waiting: Any = waiting) -> Any:
@@ -187,10 +188,10 @@ async def test_a_cancellation_that_meets_the_reply_leaves_no_lease(
             task.cancel()  # in the same turn of the loop as the reply came
             return result
 
-        sender.resolve = resolve
+        sender.resolve = resolve  # type: ignore[method-assign]
         with pytest.raises(asyncio.CancelledError):
             await task
-        sender.resolve = waiting
+        sender.resolve = waiting  # type: ignore[method-assign]
     with server.admin as admin:
         await until(lambda: admin.zcard(KEY) == 0)
 

@@ -18,6 +18,7 @@ from resilient_llm.core.period import RollingPeriod
 from resilient_llm.stores import RedisStore
 from resilient_llm.stores._memory_values import MemoryBudgets
 from resilient_llm.stores._redis_ledger import RedisLedger
+from tests.stores.inside import runner_of
 
 DAY = RollingPeriod("day", 86_400.0, 24)
 MONTH = RollingPeriod("month", 30 * 86_400.0, 30)
@@ -63,7 +64,7 @@ def _same(decision: Decision, expected: Decision) -> None:
 
 async def _told(store: RedisStore) -> None:
     """Wait until all that was settled has been."""
-    sender = store.runner.sender  # type: ignore[attr-defined]
+    sender = runner_of(store).sender
     while sender.told or sender.lanes:
         await anyio.lowlevel.checkpoint()
 

@@ -20,6 +20,7 @@ from resilient_llm.stores import RedisStore
 from resilient_llm.stores._redis_commands import Script
 from resilient_llm.stores._redis_line import Line
 from resilient_llm.stores.protocol_leases import Lease
+from tests.stores.inside import runner_of
 from tests.support import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.realtime]
@@ -118,7 +119,7 @@ async def test_what_a_call_cost_that_was_let_through_without_the_server_is_charg
     breaks.under("_clock", "_budget", "budget_reserve")
     reservation = (await store.ledger.reserve("k", Amount(0.0, 50.0), CAPS, 0.0)).reservation
     assert reservation is not None
-    sender = store.runner.sender  # type: ignore[attr-defined]  # of the one server
+    sender = runner_of(store).sender
     await until(lambda: not sender.told and not sender.lanes)
     lost = store.guard.lost
     breaks.under("_clock", "_budget", "budget_settle")
@@ -180,7 +181,7 @@ async def test_what_fails_for_good_is_given_up_when_it_has_become_worthless(
     Breaks(monkeypatch, carried_out=False).under("_clock", "_lease", "lease_release", times=1_000_000)
     pool.release(lease)
     await until(lambda: store.guard.lost > 0)
-    assert not [each for each in store.runner.sender.told if each.again]  # type: ignore[attr-defined]  # of the one
+    assert not [each for each in runner_of(store).sender.told if each.again]
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")

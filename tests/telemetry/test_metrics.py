@@ -9,6 +9,7 @@ import anyio
 import pytest
 
 from resilient_llm import Bulkhead, CircuitBreaker, ConfigurationError, Retry, Telemetry, ambient
+from resilient_llm.stores import MemoryStore
 from resilient_llm.testing import FakeModel, FakeProvider, Fault, Latency
 from tests.signals import Recording
 from tests.telemetry.observed import FIXED, ask, client_of, read_stream, telemetry_of
@@ -220,11 +221,14 @@ async def test_bulkheads_of_several_pipelines_are_added_up_for_as_long_as_they_l
     assert recording.points.of("resilient_llm.bulkhead.active") == []
 
 
+@pytest.mark.parametrize("store", [None, MemoryStore()])
 @pytest.mark.parametrize("shared", [None, 3])
-async def test_a_bulkhead_tells_tenants_apart_that_are_labels(shared: int | None) -> None:
+async def test_a_bulkhead_tells_tenants_apart_that_are_labels(
+    shared: int | None, store: MemoryStore | None
+) -> None:
     named, unnamed = Recording(), Recording()
     telemetry = telemetry_of(named, tenants=["acme", "umbrella"])
-    bulkhead = Bulkhead(max_concurrent=2, shared=shared)
+    bulkhead = Bulkhead(max_concurrent=2, shared=shared, store=store)
 
     async def ask_as(client: Any, tenant: str) -> None:
         with ambient(tenant=tenant):

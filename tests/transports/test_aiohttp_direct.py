@@ -69,8 +69,8 @@ async def test_both_ways_are_the_same_to_the_server(method: str, headers: Header
 
 @pytest.mark.parametrize(
     ("url", "size"),
-    [("http://place/", 65_537), ("http://user:password@place/", 1)],
-    ids=["large", "credentials"],
+    [("http://place/", 65_537), ("http://user:password@place/", 1), ("http://:password@place/", 1)],
+    ids=["large", "credentials", "password"],
 )
 async def test_what_wants_more_goes_through_the_session(url: str, size: int) -> None:
     transport = AiohttpTransport()

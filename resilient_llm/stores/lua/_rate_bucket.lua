@@ -2,7 +2,8 @@
 --
 -- Seven doubles: what is missing to its capacity, when that was so, what is held for those who wait their turn, until
 -- when, until when nothing is given out, and what is held longer, until when. Places in line are forgotten by
--- generation: those of the dead go with theirs, while the living keep places in the next. A bucket that misses nothing needs no key: without one it is full.
+-- generation: those of the dead go with theirs, while the living keep places in the next. A bucket that misses nothing
+-- needs no key: without one it is full.
 local FORGIVEN = 1e-6 -- seconds: no clock here is finer
 local GRACE = 1 -- seconds after which a place in line that nobody came back to is free
 local BROKEN = 60 -- seconds by which no clock that works steps back
@@ -33,7 +34,7 @@ local function read(raw, rate, clock)
   local elapsed = math.max(0, clock - updated)
   bucket.missing = math.max(0, bucket.missing - elapsed * rate)
   bucket.updated = updated
-  while bucket.older_until < clock and bucket.held_until > 0 do
+  if bucket.older_until < clock and bucket.held_until > 0 then
     bucket.older, bucket.older_until = bucket.held, bucket.held_until
     bucket.held, bucket.held_until = 0, 0
   end
