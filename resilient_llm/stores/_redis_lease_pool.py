@@ -55,6 +55,7 @@ class RedisLeasePool:
         name, now = leases.name(), leases.loop.bind().time()
         place_lasts = _PLACE_LASTS * leases.poll if wait else 0.0
         words = (name, self.place, repr(leases.lasts), repr(place_lasts), leases.time())
+        waited = dict(self._waiting)
         try:
             if leases.behind or now < leases.settled:
                 await self._come_back(limits)
@@ -74,7 +75,8 @@ class RedisLeasePool:
         answer = _answer(reply, limits)
         if answer.refused is None:
             for key, _ in limits:
-                self._forget(key)
+                if self._waiting.get(key) is waited.get(key):  # else there may be a newer place than the grant took
+                    self._forget(key)
             lease = Lease(name, limits, answer.held, now)
             leases.hold(lease, self)
             return lease

@@ -61,8 +61,14 @@ def leases(url: str, *, used: bool) -> dict[str, Any]:
 
     async def nothing() -> None: ...
 
+    async def use() -> None:
+        await call(nothing)
+        sender = runner_of(store).sender
+        while sender.told or sender.lanes:  # the slot is free when children ask for it
+            await asyncio.sleep(0)
+
     if used:
-        asyncio.run(call(nothing))  # and not closed
+        asyncio.run(use())  # and not closed
     before = store.id
 
     def work(write: int) -> None:
@@ -85,7 +91,7 @@ def leases(url: str, *, used: bool) -> dict[str, Any]:
         most = max(most, held)
     ids = {part.partition(">")[0] for part in said.split("<")[1:]}
     if used:
-        asyncio.run(call(nothing))  # the parent's connections are as they were
+        asyncio.run(use())  # the parent's connections are as they were
     return {"most": most, "served": said.count("+"), "ids": len(ids | {before})}
 
 

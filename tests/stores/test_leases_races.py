@@ -13,7 +13,7 @@ from typing import Any
 
 import anyio
 from anyio.abc import TaskGroup
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from resilient_llm import Bulkhead, BulkheadFullError, DeadlineExceededError
@@ -77,12 +77,13 @@ class SlowPool:
         self.store = store
         self.place = place
         self.on_free = on_free
-        self.waiting: set[str] = set()
+        self.waiting: dict[str, str] = {}
 
     async def acquire(self, limits: Sequence[LeaseLimit], *, wait: bool = False) -> Lease | LeaseAnswer:
         store = self.store
         store.serial += 1
         name = str(store.serial)
+        waited = dict(self.waiting)
         await anyio.sleep(store.rng.random() * 0.01)
         answer = store.table.acquire(
             name, limits, anyio.current_time(), place=self.place, place_lasts=math.inf if wait else 0.0
@@ -97,10 +98,12 @@ class SlowPool:
                 store.release(left, place=self.place, again=self)
             raise
         if answer.refused is None:
-            self.waiting.difference_update(key for key, _ in limits)
+            for key, _ in limits:
+                if self.waiting.get(key) == waited.get(key):
+                    self.waiting.pop(key, None)
             return Lease(name, limits, answer.held, 0.0)
         if wait:
-            self.waiting.add(answer.refused)
+            self.waiting[answer.refused] = name
         return answer
 
     def adopt(self, limits: Sequence[LeaseLimit]) -> Lease:
@@ -112,7 +115,8 @@ class SlowPool:
     def leave(self, limits: Iterable[LeaseLimit]) -> None:
         left = [limit for limit in limits if limit.key in self.waiting]
         if left:
-            self.waiting.difference_update(key for key, _ in left)
+            for key, _ in left:
+                del self.waiting[key]
             self.store.release(left, place=self.place, again=self)
 
     def vote(self, number: float, heard: Callable[[float], None]) -> None:
@@ -129,6 +133,7 @@ class SlowPool:
     cancelled=st.sampled_from([0.0, 0.3]),
     late=st.sampled_from([0.0, 0.3]),
 )
+@example(seed=4211920159, processes=2, limit=2, shared=0, calls=17, cancelled=0.0, late=0.3)
 def test_everybody_who_waits_is_served(  # noqa: PLR0917 - all drawn
     seed: int, processes: int, limit: int, shared: int | None, calls: int, cancelled: float, late: float
 ) -> None:
