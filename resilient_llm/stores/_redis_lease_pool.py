@@ -75,7 +75,9 @@ class RedisLeasePool:
         answer = _answer(reply, limits)
         if answer.refused is None:
             for key, _ in limits:
-                if self._waiting.get(key) is waited.get(key):  # else there may be a newer place than the grant took
+                if self._waiting.get(key) is waited.get(
+                    key
+                ):  # else there may be a newer place than the grant took
                     self._forget(key)
             lease = Lease(name, limits, answer.held, now)
             leases.hold(lease, self)

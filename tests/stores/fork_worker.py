@@ -12,7 +12,7 @@ from typing import Any
 
 from resilient_llm import Budget, Bulkhead, Pipeline, RateLimit, ambient
 from resilient_llm.stores import RedisStore
-from tests.stores.inside import runner_of
+from tests.stores.inside import runner_of, told
 
 CHILDREN = 6
 MOST = 2
@@ -63,9 +63,7 @@ def leases(url: str, *, used: bool) -> dict[str, Any]:
 
     async def use() -> None:
         await call(nothing)
-        sender = runner_of(store).sender
-        while sender.told or sender.lanes:  # the slot is free when children ask for it
-            await asyncio.sleep(0)
+        await told(store)  # the slot is free when children ask for it
 
     if used:
         asyncio.run(use())  # and not closed

@@ -18,7 +18,7 @@ from resilient_llm.core.period import RollingPeriod
 from resilient_llm.stores import RedisStore
 from resilient_llm.stores._memory_values import MemoryBudgets
 from resilient_llm.stores._redis_ledger import RedisLedger
-from tests.stores.inside import runner_of
+from tests.stores.inside import told
 
 DAY = RollingPeriod("day", 86_400.0, 24)
 MONTH = RollingPeriod("month", 30 * 86_400.0, 30)
@@ -62,13 +62,6 @@ def _same(decision: Decision, expected: Decision) -> None:
     assert [level.name for level in decision.crossed] == [level.name for level in expected.crossed]
 
 
-async def _told(store: RedisStore) -> None:
-    """Wait until all that was settled has been."""
-    sender = runner_of(store).sender
-    while sender.told or sender.lanes:
-        await anyio.lowlevel.checkpoint()
-
-
 async def _compare(url: str, script: list[Any]) -> None:
     now = 1_700_000_000.0
     async with RedisStore(url, timeout=5.0, on_store_error="closed") as store:
@@ -98,7 +91,7 @@ async def _compare(url: str, script: list[Any]) -> None:
                 else:
                     ledger.refund(mine, 0.0)
                     reference.refund(theirs, now)
-                await _told(store)
+                await told(store)
             if step == "look" or number == len(script) - 1:  # which also forgets what has come back
                 _same_levels(await ledger.levels("k", CAPS, 0.0), await reference.levels("k", CAPS, now))
 
@@ -148,7 +141,7 @@ async def test_money_is_conserved_under_random_cancellation(
         if spent > 49.0:
             break
     for store in stores:
-        await _told(store)
+        await told(store)
     (level,) = await stores[0].ledger.levels("k", caps, 0.0)
     assert level.spent == pytest.approx(spent)
     assert level.reserved == 0.0
@@ -182,7 +175,7 @@ async def test_every_key_expires(server: Any, make_store: Callable[..., RedisSto
     store.ledger.settle(first.reservation, Amount(9.0, 5.0), 0.0, estimated=True)
     await store.ledger.reserve("k", Amount(0.5), CAPS, 0.0)
     await store.replies.put("k", b"v", 5.0)
-    await _told(store)
+    await told(store)
     with server.admin as admin:
         left = {key: admin.pttl(key) for key in admin.keys("*") if not key.endswith(b"processes")}
     assert len(left) == 5
