@@ -1,11 +1,12 @@
-"""uvicorn's side of one request, with a head of a response that is looked at and written as a whole.
+"""uvicorn's side of one request, with a response that is looked at and written as a whole.
 
-uvicorn looks at each header by itself, twice, which is most of what a reply with many of them costs it. What is
-written, and in what order things may be sent, is uvicorn's.
+uvicorn looks at each header by itself, twice, and writes the head before it has seen the body: two packets, and two
+times that the client is woken. What is written, and in what order things may be sent, is uvicorn's.
 """
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from uvicorn.protocols.http.httptools_impl import (
@@ -16,7 +17,7 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 if TYPE_CHECKING:
-    from uvicorn._types import ASGISendEvent
+    from uvicorn._types import ASGISendEvent, HTTPResponseStartEvent
 
 __all__ = ["Cycle"]
 
@@ -27,15 +28,25 @@ _SIZES = frozenset(map(len, (b"connection", b"content-length", b"transfer-encodi
 class Cycle(RequestResponseCycle):
     """Answer one request."""
 
+    _head = b""
+    """What has not been written yet: it goes out together with the body that usually comes at once, or by itself."""
+
     async def send(self, message: ASGISendEvent) -> None:
         """Send a part of the response."""
-        if message["type"] != "http.response.start" or self.response_started or self.access_log:
-            await super().send(message)
+        starts = message["type"] == "http.response.start"
+        if self.access_log or self.response_complete or starts is self.response_started:
+            await super().send(message)  # uvicorn has its own ways, and words for what comes out of turn
             return
         if self.flow.write_paused and not self.disconnected:
             await self.flow.drain()
         if self.disconnected:
             return
+        if message["type"] == "http.response.start":
+            self._begin(message)
+        elif message["type"] == "http.response.body":
+            self._go_on(message.get("body", b""), more=message.get("more_body", False))
+
+    def _begin(self, message: HTTPResponseStartEvent) -> None:
         self.response_started = True
         self.waiting_for_100_continue = False
         status = message["status"]
@@ -46,7 +57,43 @@ class Cycle(RequestResponseCycle):
             raise RuntimeError("Invalid HTTP header value.")
         lines = [b"%b: %b\r\n" % (name.lower(), value) for name, value in headers]
         lines += self._framing(headers, status)
-        self.transport.write(b"".join([STATUS_LINE[status], *lines, b"\r\n"]))
+        self._head = b"".join([STATUS_LINE[status], *lines, b"\r\n"])
+        asyncio.get_running_loop().call_soon(self._write_head)
+
+    def _write_head(self) -> None:
+        """Write the head by itself, if no body has come that it could have gone with."""
+        head, self._head = self._head, b""
+        if head and not self.transport.is_closing():
+            self.transport.write(head)
+
+    def _go_on(self, body: bytes, *, more: bool) -> None:
+        if self.scope["method"] == "HEAD":
+            self.expected_content_length = 0
+            body = b""
+        elif self.chunked_encoding:
+            body = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+            if not more:
+                body += b"0\r\n\r\n"
+        else:
+            self.expected_content_length -= len(body)
+            if self.expected_content_length < 0:
+                raise RuntimeError("Response content longer than Content-Length")
+        head, self._head = self._head, b""
+        if head:
+            self.transport.writelines((head, body))
+        else:
+            self.transport.write(body)
+        if not more:
+            self._end()
+
+    def _end(self) -> None:
+        if self.expected_content_length:
+            raise RuntimeError("Response content shorter than Content-Length")
+        self.response_complete = True
+        self.message_event.set()
+        if not self.keep_alive:
+            self.transport.close()
+        self.on_response()
 
     def _framing(self, headers: list[tuple[bytes, bytes]], status: int) -> list[bytes]:
         """Find out how the body ends, and the connection; gives the lines that say so and are missing."""

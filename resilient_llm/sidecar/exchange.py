@@ -7,8 +7,10 @@ the door's.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Awaitable, Mapping
-from functools import partial
+from dataclasses import replace
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -139,14 +141,10 @@ class Exchange:
         """Carry the request through the door while listening for the client's leaving."""
         deadline = deadline_in(self._first)
         trace = _continue_trace(self._first)
-        inherited = current.set(
-            Ambient(
-                tenant=name,
-                priority=0 if tenant is None else tenant.priority,
-                purpose=None if tenant is None else tenant.purpose,
-                deadline=deadline,
-            )
+        ambient = (
+            _ambient(name, 0, None) if tenant is None else _ambient(name, tenant.priority, tenant.purpose)
         )
+        inherited = current.set(ambient if deadline == math.inf else replace(ambient, deadline=deadline))
         try:
             await unless_gone(
                 partial(self._relay, door, request),
@@ -277,11 +275,18 @@ class Exchange:
             await self._send(message)
 
 
+@lru_cache(maxsize=1024)
+def _ambient(tenant: str | None, priority: int, purpose: str | None) -> Ambient:
+    return Ambient(tenant=tenant, priority=priority, purpose=purpose)
+
+
 def _continue_trace(first: Mapping[bytes, bytes]) -> Token[Context] | None:
     """Make the call a part of the trace that the client has begun."""
+    if b"traceparent" not in first and b"tracestate" not in first:
+        return None
     carrier = {
         name.decode(): first[name].decode("latin-1")
         for name in (b"traceparent", b"tracestate")
         if name in first
     }
-    return otel_context.attach(propagate.extract(carrier)) if carrier else None
+    return otel_context.attach(propagate.extract(carrier))

@@ -46,6 +46,8 @@ _NOT_FOR_PROVIDERS = _HOP_BY_HOP | {
     b"x-real-ip",
     b"x-request-timeout",
 }
+_HOP_BY_HOP_AND_LENGTH = _HOP_BY_HOP | {b"content-length"}
+_VIA = (b"via", b"1.1 resilient-llm")
 _NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+")
 _NOT_IN_VALUES = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _ID = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.")
@@ -62,25 +64,29 @@ def first_of(headers: Headers) -> Mapping[bytes, bytes]:
 
 def for_provider(headers: Headers, host: bytes, size: int | None) -> Headers:
     """Give the headers that go to a provider with a body of `size` bytes; `None` is no body at all."""
-    named = _named_by_connection(headers)
-    dropped = _NOT_FOR_PROVIDERS | named if named else _NOT_FOR_PROVIDERS
-    kept = [header for header in headers if header[0] not in dropped]
-    kept.insert(0, (b"host", host))
+    kept = [(b"host", host), *_without(headers, _NOT_FOR_PROVIDERS)]
     if size is not None:
-        kept.append((b"content-length", str(size).encode()))
-    kept.append((b"via", b"1.1 resilient-llm"))
+        kept.append((b"content-length", b"%d" % size))
+    kept.append(_VIA)
     return kept
 
 
 def for_client(headers: Headers, *, sized: bool) -> Headers:
     """Give the headers of a reply that go to the client, the length among them only if the body is sure to have it."""
     lower = [(name.lower(), value) for name, value in headers]
-    named = _named_by_connection(lower)
-    dropped = _HOP_BY_HOP | named if named else _HOP_BY_HOP
-    if not sized:
-        dropped |= {b"content-length"}
-    kept = [header for header in lower if header[0] not in dropped]
+    kept = _without(lower, _HOP_BY_HOP if sized else _HOP_BY_HOP_AND_LENGTH)
     return kept if _are_sound(kept) else [header for header in kept if _are_sound([header])]
+
+
+def _without(headers: Headers, dropped: frozenset[bytes]) -> Headers:
+    """Give the headers, but for those `dropped` and whatever `connection`, which is one of them, names."""
+    kept = [header for header in headers if header[0] not in dropped]
+    if len(kept) < len(headers):
+        named = b",".join([value for name, value in headers if name == b"connection"])
+        if named:
+            tokens = {token.strip().lower() for token in named.split(b",")}
+            kept = [header for header in kept if header[0] not in tokens]
+    return kept
 
 
 def _are_sound(headers: Headers) -> bool:
@@ -95,10 +101,3 @@ def request_id(first: Mapping[bytes, bytes]) -> str | None:
     """Give the id that the client has for its request, if it is one that can be written anywhere."""
     value = first.get(b"x-request-id", b"")
     return value.decode() if 0 < len(value) <= _MAX_ID and _ID.issuperset(value) else None
-
-
-def _named_by_connection(headers: Headers) -> frozenset[bytes]:
-    values = [value for name, value in headers if name == b"connection"]
-    if not values:
-        return frozenset()
-    return frozenset(token.strip().lower() for token in b",".join(values).split(b","))

@@ -1,0 +1,151 @@
+"""How a response is written to the socket: its head with the body where that comes at once, else by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from uvicorn.protocols.http.flow_control import FlowControl
+
+from resilient_llm.sidecar.cycle import Cycle
+
+pytestmark = pytest.mark.anyio
+
+HEADERS = [(b"content-type", b"text/plain"), (b"content-length", b"5")]
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: 5\r\n\r\n"
+CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class Wire(asyncio.Transport):
+    """Note each write by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[bytes] = []
+        self.closed = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.writes.append(bytes(data))
+
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
+        self.writes.append(b"".join(list_of_data))
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def cycle_on(wire: Wire, *, method: str = "GET", ended: list[str] | None = None) -> Cycle:
+    logger = logging.getLogger("tests.cycle")
+    return Cycle(
+        scope={"type": "http", "method": method},  # type: ignore[typeddict-item]  # nothing else is looked at
+        transport=wire,
+        flow=FlowControl(wire),
+        logger=logger,
+        access_logger=logger,
+        access_log=False,
+        default_headers=[],
+        message_event=asyncio.Event(),
+        expect_100_continue=False,
+        keep_alive=True,
+        on_response=lambda: None if ended is None else ended.append("ended"),
+    )
+
+
+def start(headers: list[tuple[bytes, bytes]] = HEADERS, status: int = 200) -> Any:
+    return {"type": "http.response.start", "status": status, "headers": headers}
+
+
+def body(data: bytes, *, more: bool = False) -> Any:
+    return {"type": "http.response.body", "body": data, "more_body": more}
+
+
+async def test_a_head_goes_out_with_the_body_that_comes_at_once() -> None:
+    wire, ended = Wire(), list[str]()
+    cycle = cycle_on(wire, ended=ended)
+    await cycle.send(start())
+    await cycle.send(body(b"hello"))
+    assert wire.writes == [HEAD + b"hello"]
+    assert ended == ["ended"]
+    await asyncio.sleep(0)
+    assert wire.writes == [HEAD + b"hello"], "and not once more"
+
+
+async def test_a_head_waits_for_no_body() -> None:
+    wire = Wire()
+    cycle = cycle_on(wire)
+    await cycle.send(start())
+    await asyncio.sleep(0)
+    assert wire.writes == [HEAD]
+    await cycle.send(body(b"hello"))
+    assert wire.writes == [HEAD, b"hello"]
+
+
+async def test_pieces_of_a_chunked_body_are_written_as_they_come() -> None:
+    wire = Wire()
+    cycle = cycle_on(wire)
+    await cycle.send(start([]))
+    await cycle.send(body(b"one", more=True))
+    await cycle.send(body(b"three", more=True))
+    await cycle.send(body(b""))
+    assert wire.writes == [CHUNKED + b"3\r\none\r\n", b"5\r\nthree\r\n", b"0\r\n\r\n"]
+    assert cycle.response_complete
+
+
+async def test_the_answer_to_head_has_none_of_the_body() -> None:
+    wire = Wire()
+    cycle = cycle_on(wire, method="HEAD")
+    await cycle.send(start())
+    await cycle.send(body(b"hello"))
+    assert wire.writes == [HEAD]
+    assert cycle.response_complete
+
+
+async def test_a_head_is_not_written_to_a_connection_that_is_closed_meanwhile() -> None:
+    wire = Wire()
+    cycle = cycle_on(wire)
+    await cycle.send(start())
+    wire.close()
+    await asyncio.sleep(0)
+    assert not wire.writes
+
+
+async def test_whoever_is_gone_is_sent_nothing() -> None:
+    wire = Wire()
+    cycle = cycle_on(wire)
+    cycle.disconnected = True
+    await cycle.send(start())
+    await cycle.send(start())
+    await asyncio.sleep(0)
+    assert not wire.writes
+
+
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        ([body(b"")], "Expected ASGI message 'http.response.start'"),
+        ([start(), start()], "Expected ASGI message 'http.response.body'"),
+        ([start(), body(b"hello!")], "longer than Content-Length"),
+        ([start(), body(b"hell")], "shorter than Content-Length"),
+        ([start(), body(b"hello"), body(b"")], "after response already completed"),
+        ([start([(b"a b", b"")])], "Invalid HTTP header name"),
+        ([start([(b"a", b"b\r\nc: d")])], "Invalid HTTP header value"),
+    ],
+)
+async def test_what_may_not_be_sent_is_refused(messages: list[Any], words: str) -> None:
+    cycle = cycle_on(Wire())
+    *before, last = messages
+    for message in before:
+        await cycle.send(message)
+    with pytest.raises(RuntimeError, match=words):
+        await cycle.send(last)
