@@ -14,7 +14,7 @@ from resilient_llm.message import Headers
 from resilient_llm.sidecar import Sidecar, parse
 from resilient_llm.testing import FakeProvider, Fault
 from tests.asgi.server import Connection
-from tests.sidecar.support import ANSWER, ASK, BEARER, KEY, MemoryEngine, ask, logged, memory
+from tests.sidecar.support import ANSWER, ASK, BEARER, KEY, OPEN, MemoryEngine, ask, logged, memory
 
 pytestmark = pytest.mark.anyio
 
@@ -36,6 +36,8 @@ passthrough = true
 "gpt-4o".targets = "main"
 secret.targets = "main/secret-1"
 """
+
+PRICED = f"{OPEN}price = {{ input = 1.0, output = 2.0 }}"
 
 
 @pytest.fixture(autouse=True)
@@ -123,6 +125,35 @@ async def test_keys_of_clients_and_providers_stay_on_their_sides() -> None:
         assert b"sk-provider-key" not in answered.body + str(answered.messages).encode()
     assert "sk-provider-key" not in "".join(log.lines)
     assert KEY not in "".join(log.lines)
+
+
+@pytest.mark.parametrize("model", [KEY, f"openai/{KEY}", f"{KEY}-mini"])
+@pytest.mark.parametrize("toml", [TENANTS, OPEN])
+async def test_a_key_where_the_model_belongs_is_told_to_nobody(model: str, toml: str) -> None:
+    provider = FakeProvider()
+    with logged() as log:
+        answered = await ask(memory(provider, toml), {**ASK, "model": model}, headers=[BEARER])
+    assert answered.status == 400
+    assert "API key" in answered.json["error"]["message"]
+    assert KEY not in answered.body.decode() + "".join(log.lines)
+    assert not provider.requests
+
+
+async def test_a_long_name_of_a_model_is_no_key() -> None:
+    provider = FakeProvider()
+    model = "organisation/a-model-with-a-long-name-2026-11-30"
+    answered = await ask(memory(provider, OPEN), {**ASK, "model": model}, headers=[BEARER])
+    assert answered.status == 200
+    assert json.loads(provider.requests[0].raw_body)["model"] == model
+
+
+async def test_what_a_call_costs_is_unknown_where_no_price_is() -> None:
+    with logged() as log:
+        await ask(memory(FakeProvider()))
+        await ask(memory(FakeProvider(), PRICED))
+    unknown, known = log.entries
+    assert unknown["cost_usd"] is None
+    assert known["cost_usd"] > 0
 
 
 async def test_a_provider_that_repeats_a_key_gives_it_to_nobody() -> None:

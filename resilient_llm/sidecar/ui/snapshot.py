@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import resilient_llm
 from resilient_llm.core.circuit_state import CircuitState
+from resilient_llm.sidecar.ui.sums import sums
 
 if TYPE_CHECKING:
     from resilient_llm.routing.health import TargetHealth
@@ -132,18 +133,7 @@ def _by_name(lists: Iterable[list[Row]], join: Callable[[list[Row]], Row]) -> li
 
 
 def _tenants(rows: list[TenantRow]) -> TenantRow:
-    return {
-        "name": rows[0]["name"],
-        "in_flight": sum(row["in_flight"] for row in rows),
-        "queued": sum(row["queued"] for row in rows),
-        "requests": sum(row["requests"] for row in rows),
-        "refused": sum(row["refused"] for row in rows),
-        "errors": sum(row["errors"] for row in rows),
-        "cancelled": sum(row["cancelled"] for row in rows),
-        "input_tokens": sum(row["input_tokens"] for row in rows),
-        "output_tokens": sum(row["output_tokens"] for row in rows),
-        "cost_usd": sum(row["cost_usd"] for row in rows),
-    }
+    return {"name": rows[0]["name"], **sums(rows)}
 
 
 def _targets(rows: list[TargetRow]) -> TargetRow:

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from resilient_llm.sidecar.ui.shapes import CallRow, Snapshot, TargetRow, TenantRow, Totals, Trouble, View
+from resilient_llm.sidecar.ui.sums import sums
 
 __all__ = ["SHOWN", "Query", "view"]
 
@@ -125,18 +126,7 @@ def view(snapshot: Snapshot, query: Query) -> View:
 
 
 def _totals(rows: list[TenantRow]) -> Totals:
-    return {
-        "in_flight": sum(row["in_flight"] for row in rows),
-        "queued": sum(row["queued"] for row in rows),
-        "requests": sum(row["requests"] for row in rows),
-        "refused": sum(row["refused"] for row in rows),
-        "errors": sum(row["errors"] for row in rows),
-        "cancelled": sum(row["cancelled"] for row in rows),
-        "input_tokens": sum(row["input_tokens"] for row in rows),
-        "output_tokens": sum(row["output_tokens"] for row in rows),
-        "cost_usd": sum(row["cost_usd"] for row in rows),
-        "per_second": sum(row.get("per_second", 0.0) for row in rows),
-    }
+    return {**sums(rows), "per_second": sum(row.get("per_second", 0.0) for row in rows)}
 
 
 def _trouble(row: TargetRow) -> Trouble:
