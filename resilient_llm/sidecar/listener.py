@@ -25,13 +25,20 @@ if TYPE_CHECKING:
 __all__ = ["Listener", "admin_listener", "bind", "main_listener", "url_of"]
 
 _BACKLOG = 2048
+_AT_ONCE = 8
+"""Connections of callers that are taken together. libuv takes one for each descriptor that it watches, once a turn: of
+many that came together the last would wait as many turns, and in each for all who are in already."""
 
 
 class Listener(uvicorn.Server):
-    """A uvicorn server on a socket of its own, which leaves signals alone."""
+    """A uvicorn server on a socket of its own, which leaves signals alone.
 
-    def __init__(self, config: uvicorn.Config, sock: socket.socket) -> None:
+    It takes up to `at_once` new connections in one turn of the event loop.
+    """
+
+    def __init__(self, config: uvicorn.Config, sock: socket.socket, *, at_once: int = 1) -> None:
         super().__init__(config)
+        self._at_once = at_once
         self.socket = sock
         self.is_ready = asyncio.Event()
         self.url = url_of(sock, secure=config.ssl_context_factory is not None)
@@ -48,6 +55,10 @@ class Listener(uvicorn.Server):
         """
         with _naming(self.socket.getsockname()):
             self.socket.listen(_BACKLOG)
+
+    async def take_connections(self) -> None:
+        """Serve until told to stop, and close the socket."""
+        await self.serve([self.socket, *(self.socket.dup() for _ in range(self._at_once - 1))])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, and say so."""
@@ -72,7 +83,7 @@ def main_listener(
     settings.timeout_graceful_shutdown = max(1, round(options.drain_timeout))
     if tls is not None:
         settings.ssl_context_factory = lambda _config, _default: tls
-    return Listener(settings, sock)
+    return Listener(settings, sock, at_once=_AT_ONCE)
 
 
 def admin_listener(app: ASGIApp, sock: socket.socket) -> Listener:

@@ -36,7 +36,7 @@ class Service:
         listeners = (self._main, *self._others)
         for listener in listeners:
             listener.listen()
-        self._running = [asyncio.create_task(listener.serve([listener.socket])) for listener in listeners]
+        self._running = [asyncio.create_task(listener.take_connections()) for listener in listeners]
         try:
             for listener in listeners:
                 await listener.is_ready.wait()

@@ -60,7 +60,7 @@ async def supervise(path: Path, workers: int, *, ready: Ready | None = None) -> 
             await crew.ended()
             return
         if admin is not None:
-            serving = asyncio.create_task(admin.serve([admin.socket]))
+            serving = asyncio.create_task(admin.take_connections())
             await admin.is_ready.wait()
         url = url_of(crew.socket, secure=server.tls is not None)
         admin_url = None if admin is None else admin.url

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 
+import anyio
 import pytest
 from starlette.types import Receive, Scope, Send
 
@@ -14,6 +16,7 @@ from resilient_llm.sidecar.event_loop import run
 from resilient_llm.sidecar.listener import Listener, admin_listener, bind, main_listener
 from resilient_llm.sidecar.service import Service
 from resilient_llm.transports.aiohttp import AiohttpTransport
+from tests.support import A_HANG
 
 pytestmark = pytest.mark.realtime
 
@@ -71,3 +74,26 @@ def test_an_address_that_cannot_be_had_is_named(host: str) -> None:
         bind(host, 8080)
     assert refused.value.filename == f"{host}, port 8080"
     assert refused.value.strerror
+
+
+def test_connections_that_come_together_are_taken_together() -> None:
+    """One a turn of the event loop would make the last of many wait for all that the others ask meanwhile."""
+
+    async def main() -> None:
+        with bind("127.0.0.1", 0) as sock, bind("127.0.0.1", 0) as other, contextlib.ExitStack() as clients:
+            starting, (listener, _admin) = service(sock, other)
+            await starting.start()
+            for _ in range(40):  # the kernel has them in line before the loop has another turn
+                clients.enter_context(socket.create_connection(sock.getsockname()))
+            turns = 0
+            with anyio.fail_after(A_HANG):
+                while len(listener.server_state.connections) < 40:
+                    await asyncio.sleep(0)
+                    turns += 1
+            clients.close()
+            starting.drain()
+            await starting.ended()
+            assert sock.fileno() == -1
+        assert turns < 20
+
+    run(main())
