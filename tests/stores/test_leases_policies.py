@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -432,14 +433,21 @@ async def test_processes_find_one_limit_together() -> None:
             except Exception:  # noqa: BLE001 - throttled
                 await anyio.sleep(0.01)
 
+    seen: list[list[float]] = []
     with anyio.move_on_after(60):
         async with anyio.create_task_group() as tasks:
             for process in range(3):
                 for _ in range(40):
                     tasks.start_soon(worker, process)
-    found = [each.limit("api.example") for each in limits]
-    assert max(found) - min(found) <= 1, "all have the same limit"
-    assert 14 <= found[0] <= 27
+            await anyio.sleep(20)
+            while True:
+                seen.append([each.limit("api.example") for each in limits])
+                await anyio.sleep(0.5)
+    # At any one moment they may differ by what one has learned since the others heard from it.
+    assert all(max(found) - min(found) <= 0.3 * max(found) for found in seen)
+    means = [statistics.mean(found) for found in zip(*seen, strict=True)]
+    assert max(means) - min(means) <= 1, "all have the same limit"
+    assert all(14 <= mean <= 27 for mean in means)
     total = sum(served.values())
     assert total >= 0.75 * 24 * 60
     assert max(served.values()) <= 1.3 * min(served.values())
