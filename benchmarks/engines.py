@@ -1,9 +1,9 @@
 """What each HTTP engine gets through the client door: requests a second, 64 in flight, over real sockets.
 
 The same completion, and the same stream of 50 events, are asked of one local server (a process of its own, that
-answers from memory) through a `ClientDoor` over aiohttp, httpx and httpx2, without policies. Everything is measured
-in turns (A B C A B C ...), on uvloop where it is installed; figures are medians of the rounds. Only their ratios
-hold.
+answers from memory) through a `ClientDoor` over our own HTTP/1.1 client (`http1`, the sidecar's engine), aiohttp, httpx
+and httpx2, without policies. Everything is measured in turns (A B C A B C ...), on uvloop where it is installed;
+figures are medians of the rounds. Only their ratios hold.
 
     python benchmarks/engines.py [--full]
 """
@@ -29,6 +29,7 @@ from benchmarks._running import run
 from resilient_llm import Request
 from resilient_llm.client import ClientDoor
 from resilient_llm.transports.aiohttp import AiohttpTransport
+from resilient_llm.transports.http1 import Http1Transport
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -112,9 +113,8 @@ HEADERS = [
 
 
 @asynccontextmanager
-async def over_aiohttp(url: str) -> AsyncIterator[Ask]:
-    """Ask through the transport over aiohttp."""
-    transport = AiohttpTransport()
+async def over_ours(transport: AiohttpTransport | Http1Transport, url: str) -> AsyncIterator[Ask]:
+    """Ask through a transport for neutral messages."""
     door = ClientDoor(transport, synthesise=transport.synthesise, errors=transport.errors)
 
     async def ask(path: str) -> int:
@@ -146,7 +146,8 @@ async def measure(url: str, rounds: int, seconds: float) -> dict[str, dict[str, 
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
         engines = {
-            "aiohttp": await enter(over_aiohttp(url)),
+            "http1": await enter(over_ours(Http1Transport(), url)),
+            "aiohttp": await enter(over_ours(AiohttpTransport(), url)),
             "httpx2": await enter(over_family(httpx2, resilient_llm.httpx2.ResilientTransport(), url)),
             "httpx": await enter(over_family(httpx, resilient_llm.httpx.ResilientTransport(), url)),
         }
@@ -183,7 +184,7 @@ async def main(*, full: bool) -> None:
         figures = await measure(url, 9 if full else 3, 1.0 if full else 0.4)
     for path, rates in figures.items():
         for name, each in rates.items():
-            print(f"{path:8} {name:8} {each:8.0f} requests/s  {rates['aiohttp'] / each:5.1f}")
+            print(f"{path:8} {name:8} {each:8.0f} requests/s  {rates['http1'] / each:5.1f}")
     print(
         json.dumps(
             {path.strip("/"): {n: round(r) for n, r in rates.items()} for path, rates in figures.items()}

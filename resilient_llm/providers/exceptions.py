@@ -21,8 +21,8 @@ _DEEP = 8
 def classify_exception(error: BaseException) -> Outcome | None:
     """Say what a transport's exception means; `None` when it is no known failure of a transport.
 
-    Knows httpx, httpx2, httpcore, httpcore2 and aiohttp, and subclasses of their exceptions. `ambiguous` is
-    set unless the exception shows that no request was sent.
+    Knows httpx, httpx2, httpcore, httpcore2, aiohttp and our own transport, and subclasses of their exceptions.
+    `ambiguous` is set unless the exception shows that no request was sent.
     """
     if not isinstance(error, Exception):
         return None
@@ -112,8 +112,18 @@ _AIOHTTP: Mapping[str, Outcome] = {
 }
 
 _OURS: Mapping[str, Outcome] = {
-    "LocalProtocolError": _impossible("local_protocol_error"),  # of the transport over aiohttp
+    "ConnectError": _not_sent("connect_error"),
+    "ConnectTimeoutError": _not_sent("connect_timeout"),
+    "ReadError": _perhaps_sent("read_error"),
+    "ReadTimeoutError": _perhaps_sent("read_timeout"),
+    "RemoteProtocolError": _perhaps_sent("remote_protocol_error"),
+    "NetworkError": _perhaps_sent("network_error"),
+    "TransportError": _perhaps_sent("transport_error"),
+    "LocalProtocolError": _impossible("local_protocol_error"),  # also of the transport over aiohttp
+    "InvalidURLError": _impossible("invalid_url"),
+    "UnsupportedProtocolError": _impossible("unsupported_protocol"),
 }
+"""Of `resilient_llm.transports.failures`."""
 
 _LIBRARIES: Mapping[str, Mapping[str, Outcome]] = {
     "httpx": _HTTPX,

@@ -88,8 +88,9 @@ class Sidecar:
         setup = self.setup
         setup.running += 1
         first = first_of(scope["headers"])
-        entry = Entry(scope["method"], first, setup.door.pipeline.loop().time)
-        exchange = Exchange(setup, scope, receive, send, entry, first)
+        loop = setup.door.pipeline.loop()
+        entry = Entry(scope["method"], first, loop.time)
+        exchange = Exchange(setup, loop, scope, receive, send, entry, first)
         try:
             await exchange.answer()
         except (ClientGoneError, OSError):

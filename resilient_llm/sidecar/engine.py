@@ -1,6 +1,6 @@
 """What carries requests to providers, behind one small interface, so that a faster one can take its place.
 
-`resilient_llm.transports.aiohttp.AiohttpTransport` is what the server uses. Policies, headers that must not be
+`resilient_llm.transports.http1.Http1Transport` is what the server uses. Policies, headers that must not be
 forwarded and the client's side of it are not seen here.
 """
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from opentelemetry.context import Context
 
+    from resilient_llm._loop import EventLoop
     from resilient_llm.call import Call, CallNext
     from resilient_llm.client import ClientDoor
     from resilient_llm.message import ByteStream, Reply
@@ -72,6 +73,7 @@ class Exchange:
     def __init__(  # noqa: PLR0917 - what ASGI gives, in its order, and what is known of it
         self,
         setup: Setup,
+        loop: EventLoop,
         scope: Scope,
         receive: Receive,
         send: Send,
@@ -79,6 +81,7 @@ class Exchange:
         first: Mapping[bytes, bytes],
     ) -> None:
         self._setup = setup
+        self._loop = loop
         self._scope = scope
         self._receive = receive
         self._send = send
@@ -149,7 +152,7 @@ class Exchange:
             await unless_gone(
                 partial(self._relay, door, request),
                 self._left,
-                loop=door.pipeline.loop(),
+                loop=self._loop,
                 connection=self._connection,
                 receive=self._receive,
             )
@@ -162,7 +165,7 @@ class Exchange:
 
     async def _relay(self, door: ClientDoor, request: Inbound) -> None:
         try:
-            reply = await door.handle(request)
+            reply = await door.handle(request, self._loop)
         except Exception as error:
             if classify_exception(error) is None:
                 raise  # a defect, and none of the network's

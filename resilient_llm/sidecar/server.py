@@ -46,7 +46,7 @@ async def run(path: Path, *, engine: Engine | None = None, ready: Ready | None =
 
     Raises `ConfigError`, and `OSError` for an address that cannot be had.
     """
-    from resilient_llm.transports.aiohttp import AiohttpTransport  # noqa: PLC0415 - a supervisor has no use for it
+    from resilient_llm.transports.http1 import Http1Transport  # noqa: PLC0415 - a supervisor has no use for it
 
     with located(path):
         config = load(path)
@@ -55,7 +55,7 @@ async def run(path: Path, *, engine: Engine | None = None, ready: Ready | None =
     seen = observe(config)
     try:
         with located(path):
-            sidecar = Sidecar(config, engine or AiohttpTransport(), telemetry=seen.telemetry)
+            sidecar = Sidecar(config, engine or Http1Transport(), telemetry=seen.telemetry)
         reload = Reloader(sidecar, path, tls)
         admin = Admin(OneProcess(sidecar, reload, metrics=seen.metrics), token=token)
         with contextlib.ExitStack() as sockets:

@@ -28,7 +28,7 @@ from resilient_llm.sidecar.reload import Reloader
 from resilient_llm.sidecar.server import configure_logging
 from resilient_llm.sidecar.service import Service, signals
 from resilient_llm.sidecar.tls import Certificates
-from resilient_llm.transports.aiohttp import AiohttpTransport
+from resilient_llm.transports.http1 import Http1Transport
 
 __all__ = ["main"]
 
@@ -45,7 +45,7 @@ async def work(channel: Channel, sock: socket.socket) -> None:
     tls = Certificates.of(config, path)
     seen = observe(config)
     try:
-        sidecar = Sidecar(config, AiohttpTransport(), telemetry=seen.telemetry)
+        sidecar = Sidecar(config, Http1Transport(), telemetry=seen.telemetry)
         reload = Reloader(sidecar, path, tls)
         desk = OneProcess(sidecar, reload, metrics=seen.metrics)
         service = Service(sidecar, main_listener(sidecar, config, sock, None if tls is None else tls.context))

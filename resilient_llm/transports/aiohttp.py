@@ -18,17 +18,10 @@ import aiohttp
 from resilient_llm.errors import ConfigurationError, EventLoopError
 from resilient_llm.message import Headers, Reply, Request
 from resilient_llm.streams import BufferedStream, LibraryErrors
+from resilient_llm.transports import failures
 from resilient_llm.transports.aiohttp_connector import Connector, Exchange, current
-from resilient_llm.transports.aiohttp_direct import DirectResponse, is_direct, send
-from resilient_llm.transports.aiohttp_request import (
-    LocalProtocolError,
-    Upload,
-    check_head,
-    headers_of,
-    length_of,
-    upload,
-    url_of,
-)
+from resilient_llm.transports.aiohttp_request import LocalProtocolError, headers_of, url_of
+from resilient_llm.transports.request_head import Upload, check_head, length_of, upload
 
 if TYPE_CHECKING:
     import ssl as tls
@@ -43,7 +36,6 @@ _BUFFER = 65_536
 
 _MAX_HEADER = 65_536
 _WRITTEN_AT_ONCE = 1_048_576
-_MAX_PLACES = 1024
 _OUR_OWN = ("accept", "accept-encoding", "content-type", "user-agent")
 """Headers that aiohttp would add."""
 
@@ -79,7 +71,6 @@ class AiohttpTransport:
         self._session = session
         self._loop: asyncio.AbstractEventLoop | None = None
         self._bodies: WeakSet[_Body] = WeakSet()
-        self._places: dict[URL, aiohttp.ClientRequest] = {}
         self._closed = False
 
     async def __call__(self, request: Request) -> Reply:
@@ -89,20 +80,25 @@ class AiohttpTransport:
         `LocalProtocolError` and `aiohttp.InvalidURL` for a request that cannot be sent, `EventLoopError` outside
         asyncio and its own event loop, what an upload raises, and aiohttp's exceptions.
         """
-        session, url = self._here(), url_of(request.url)
-        check_head(request)
-        length = length_of(request)
+        try:
+            return await self._answered(self._here(), request, url_of(request.url))
+        except failures.LocalProtocolError as error:
+            raise LocalProtocolError(*error.args) from None
+
+    async def _answered(self, session: aiohttp.ClientSession, request: Request, url: URL) -> Reply:
+        length = length_of(request, check_head(request))
+        headers = headers_of(request)
         source = None if request.body is not None else Upload(request, length)
         exchange = Exchange()
         token = current.set(exchange)
         try:
             try:
-                response = await self._request(session, request, url, source)
+                response = await self._request(session, request, url, headers, source)
             except aiohttp.ClientConnectionError as error:
                 if source is not None or isinstance(error, TimeoutError) or not exchange.stale:
                     raise
                 exchange.fresh = True
-                response = await self._request(session, request, url, None)
+                response = await self._request(session, request, url, headers, None)
         except aiohttp.ClientConnectionError:
             if source is not None and source.error is not None:
                 raise source.error from None
@@ -116,28 +112,17 @@ class AiohttpTransport:
         session: aiohttp.ClientSession,
         request: Request,
         url: URL,
+        headers: list[tuple[str, str]],
         source: Upload | None,
-    ) -> aiohttp.ClientResponse | DirectResponse:
+    ) -> aiohttp.ClientResponse:
         body = request.body
-        if session is not self._given and is_direct(request, url):
-            connector = session.connector
-            assert isinstance(connector, Connector)  # noqa: S101 - made below
-            return await send(
-                connector,
-                self._place(session, url),
-                request,
-                url,
-                timeout=self._timeout,
-                buffer=_BUFFER,
-                max_head=_MAX_HEADER,
-            )
         data: object = source if body is None else body or None
         if body is not None and len(body) > _WRITTEN_AT_ONCE:
             data = io.BytesIO(body)  # written in pieces, without a copy
         return await session.request(
             request.method,
             url,
-            headers=headers_of(request),
+            headers=headers,
             data=data,
             skip_auto_headers=_OUR_OWN,
             allow_redirects=False,
@@ -146,19 +131,7 @@ class AiohttpTransport:
             read_bufsize=_BUFFER,
         )
 
-    def _place(self, session: aiohttp.ClientSession, url: URL) -> aiohttp.ClientRequest:
-        """Give a request that stands for all to the same place, for the connector to know it by."""
-        origin = url.origin()
-        place = self._places.get(origin)
-        if place is None:
-            if len(self._places) >= _MAX_PLACES:
-                self._places.clear()
-            place = self._places[origin] = aiohttp.ClientRequest(
-                "GET", origin, session=session, loop=self._loop
-            )
-        return place
-
-    def _reply(self, response: aiohttp.ClientResponse | DirectResponse) -> Reply:
+    def _reply(self, response: aiohttp.ClientResponse) -> Reply:
         headers = list(response.raw_headers)
         values = b"".join([value for _name, value in headers])
         if response.status == 101 or _SPLITS.search(values):
@@ -215,7 +188,7 @@ class _Body:
 
     __slots__ = ("__weakref__", "_closed", "_content", "_response")
 
-    def __init__(self, response: aiohttp.ClientResponse | DirectResponse) -> None:
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
         self._response = response
         self._content = response.content
         self._closed = False

@@ -14,5 +14,5 @@ async def test_every_engine_answers() -> None:
         figures = await measure(url, 1, 0.05)
     assert figures.keys() == SIZES.keys()
     for rates in figures.values():
-        assert rates.keys() == {"aiohttp", "httpx2", "httpx"}
+        assert rates.keys() == {"http1", "aiohttp", "httpx2", "httpx"}
         assert min(rates.values()) > 0

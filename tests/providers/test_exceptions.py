@@ -1,4 +1,4 @@
-"""Exceptions of five libraries, made by hand and met on real sockets."""
+"""Exceptions of five libraries and of our own transport, made by hand and met on real sockets."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -16,6 +16,7 @@ import pytest
 
 from resilient_llm.outcome import Outcome, Scope, Verdict
 from resilient_llm.providers import classify_exception
+from resilient_llm.transports import failures
 
 NOT_SENT = ("connect_error", "connect_timeout", "proxy_error", "pool_timeout")
 PERHAPS_SENT = (
@@ -77,6 +78,19 @@ AIOHTTP = {
     "TooManyRedirects": "too_many_redirects",
 }
 
+OURS = {
+    "ConnectError": "connect_error",
+    "ConnectTimeoutError": "connect_timeout",
+    "ReadError": "read_error",
+    "ReadTimeoutError": "read_timeout",
+    "RemoteProtocolError": "remote_protocol_error",
+    "NetworkError": "network_error",
+    "TransportError": "transport_error",
+    "LocalProtocolError": "local_protocol_error",
+    "InvalidURLError": "invalid_url",
+    "UnsupportedProtocolError": "unsupported_protocol",
+}
+
 
 def instance(library: ModuleType, name: str) -> BaseException:
     """Make an exception without the arguments its library would give it."""
@@ -113,6 +127,12 @@ def test_an_exception_of_the_httpx_family(library: ModuleType, name: str) -> Non
 @pytest.mark.parametrize("name", AIOHTTP)
 def test_an_exception_of_aiohttp(name: str) -> None:
     check(classify_exception(instance(aiohttp, name)), AIOHTTP[name])
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_an_exception_of_our_own_transport(name: str) -> None:
+    assert sorted(OURS) == sorted(failures.__all__)
+    check(classify_exception(instance(failures, name)), OURS[name])
 
 
 def test_every_type_has_one_kind() -> None:

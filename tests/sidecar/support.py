@@ -19,7 +19,7 @@ from resilient_llm.sidecar.access_log import JSONFormatter
 from resilient_llm.sidecar.protocol import guarded
 from resilient_llm.streams import BufferedStream, LibraryErrors
 from resilient_llm.testing import FakeProvider
-from resilient_llm.transports.aiohttp import AiohttpTransport
+from resilient_llm.transports.http1 import Http1Transport
 from tests.asgi.server import Connection
 
 KEY = "key-of-acme-0123456789"
@@ -145,8 +145,8 @@ async def over_sockets(
     send_timeout: float = 60.0,
     max_connections: int | None = None,
 ) -> AsyncIterator[tuple[str, Sidecar]]:
-    """Serve a sidecar as its server does, with aiohttp on the other side; give its URL and itself."""
-    sidecar = Sidecar(parse(toml), AiohttpTransport())
+    """Serve a sidecar as its server does, with its own HTTP client on the other side; give its URL and itself."""
+    sidecar = Sidecar(parse(toml), Http1Transport())
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     sock.bind(("127.0.0.1", 0))
     settings = uvicorn.Config(

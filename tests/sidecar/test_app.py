@@ -490,7 +490,7 @@ async def test_a_tenants_budget_is_its_own() -> None:
 async def test_a_defect_is_a_500_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     sidecar = memory(FakeProvider())
 
-    def broken(_call: object) -> None:
+    def broken(_call: object, _loop: object) -> None:
         raise RuntimeError("sk-secret in a message")
 
     monkeypatch.setattr(sidecar.setup.door, "handle", broken)

@@ -15,7 +15,7 @@ from resilient_llm.sidecar.config import parse
 from resilient_llm.sidecar.event_loop import run
 from resilient_llm.sidecar.listener import Listener, admin_listener, bind, main_listener
 from resilient_llm.sidecar.service import Service
-from resilient_llm.transports.aiohttp import AiohttpTransport
+from resilient_llm.transports.http1 import Http1Transport
 from tests.support import A_HANG
 
 pytestmark = pytest.mark.realtime
@@ -28,7 +28,7 @@ async def nothing(_scope: Scope, _receive: Receive, _send: Send) -> None:
 
 
 def service(*socks: socket.socket) -> tuple[Service, list[Listener]]:
-    sidecar = Sidecar(CONFIG, AiohttpTransport())
+    sidecar = Sidecar(CONFIG, Http1Transport())
     main, *others = socks
     listeners = [main_listener(sidecar, CONFIG, main), *(admin_listener(nothing, other) for other in others)]
     return Service(sidecar, *listeners), listeners

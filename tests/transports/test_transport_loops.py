@@ -1,32 +1,34 @@
-"""The event loops that the aiohttp transport works in, and those in which it says why not."""
+"""The event loops that our own connections work in, and those in which they say why not."""
 
 from __future__ import annotations
 
 import asyncio
 
-import aiohttp
 import pytest
 
 from resilient_llm import EventLoopError, Request
 from resilient_llm.testing import run_virtual
-from resilient_llm.transports.aiohttp import AiohttpTransport
+from tests.transports.engines import AIOHTTP, HTTP1, Engine
 
 NOWHERE = Request("GET", "http://127.0.0.1:1/", [])
+ENGINES = pytest.mark.parametrize("engine", [AIOHTTP, HTTP1], ids=lambda engine: engine.name)
 
 
-def test_it_says_that_it_works_on_asyncio_only() -> None:
+@ENGINES
+def test_it_says_that_it_works_on_asyncio_only(engine: Engine) -> None:
     async def main() -> None:
         with pytest.raises(EventLoopError, match="asyncio only"):
-            await AiohttpTransport()(NOWHERE)
+            await engine.make()(NOWHERE)
 
     run_virtual(main, backend="trio")
 
 
-def test_it_belongs_to_one_event_loop() -> None:
-    send = AiohttpTransport()
+@ENGINES
+def test_it_belongs_to_one_event_loop(engine: Engine) -> None:
+    send = engine.make()
 
     async def use() -> None:
-        with pytest.raises(aiohttp.ClientConnectorError):
+        with pytest.raises(engine.refused):
             await send(NOWHERE)
 
     async def misuse() -> None:

@@ -1,0 +1,228 @@
+"""One HTTP/1.1 connection of a client: a request out, its reply in, then the next.
+
+A reply is whole or a failure, and a connection that is given up is gone at once. Which connection a request gets is for
+the pool to say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import cast
+
+from resilient_llm.transports.failures import ReadError, RemoteProtocolError
+from resilient_llm.transports.http1_incoming import Incoming
+from resilient_llm.transports.http1_parser import ReplyParser
+from resilient_llm.transports.http1_request import Origin
+
+__all__ = ["Connection"]
+
+Told = Callable[["Connection"], None]
+"""Is told of a connection that is connected, free, or closed."""
+
+
+class Connection(asyncio.Protocol):
+    """Carry one request at a time.
+
+    `made` is told when it is connected, `rest` when it is done with a request and can have another, `gone` when it is
+    closed.
+    """
+
+    __slots__ = (
+        "_drained",
+        "_gone",
+        "_incoming",
+        "_is_full",
+        "_is_sent",
+        "_loop",
+        "_made",
+        "_parser",
+        "_rest",
+        "_transport",
+        "_upload",
+        "closed",
+        "heard",
+        "idle_since",
+        "origin",
+        "uses",
+    )
+
+    def __init__(
+        self, origin: Origin, loop: asyncio.AbstractEventLoop, *, made: Told, rest: Told, gone: Told
+    ) -> None:
+        self.origin = origin
+        self.uses = 0
+        self.heard = False
+        """Something came in answer to the request that has it, or had it last."""
+        self.closed = False
+        self.idle_since = 0.0
+        self._loop = loop
+        self._made = made
+        self._rest = rest
+        self._gone = gone
+        self._parser = ReplyParser()
+        self._transport: asyncio.Transport | None = None
+        self._incoming: Incoming | None = None
+        """The reply that is expected; none while the connection is idle."""
+        self._is_sent = False
+        self._upload: asyncio.Task[None] | None = None
+        self._is_full = False
+        self._drained: asyncio.Future[None] | None = None
+
+    @property
+    def is_stale(self) -> bool:
+        """Tell whether it had been used before, and then said nothing to its last request.
+
+        RFC 9112, section 9.3.1: the server had closed it before the request came.
+        """
+        return self.uses > 1 and not self.heard
+
+    def expect(self, *, bodiless: bool) -> Incoming:
+        """Belong to a request, and give its reply, which is still to come.
+
+        To be called before `send`, and before it is connected: what refuses connections may answer at once.
+        """
+        self.uses += 1
+        self.heard = self._is_sent = False
+        self._parser.begin(bodiless=bodiless)
+        self._incoming = incoming = Incoming(self, self._loop)
+        return incoming
+
+    def send(self, request: bytes) -> None:
+        """Send a request."""
+        self._is_sent = True
+        if self._transport is not None and not self.closed:
+            self._transport.write(request)
+
+    def upload(self, head: bytes, body: AsyncIterator[bytes], *, is_chunked: bool) -> None:
+        """Send a request whose body is read while it is sent, no faster than it is sent."""
+        if self._transport is not None and not self.closed:
+            self._transport.write(head)
+            self._upload = self._loop.create_task(self._send(self._transport, body, is_chunked=is_chunked))
+
+    async def _send(
+        self, transport: asyncio.Transport, body: AsyncIterator[bytes], *, is_chunked: bool
+    ) -> None:
+        try:
+            async for piece in body:
+                if not piece:
+                    continue
+                transport.write(b"%x\r\n%b\r\n" % (len(piece), piece) if is_chunked else piece)
+                if self._is_full:
+                    self._drained = self._loop.create_future()
+                    await self._drained
+            if is_chunked:
+                transport.write(b"0\r\n\r\n")
+            self._upload = None
+            self._is_sent = True
+        except Exception as error:  # noqa: BLE001 - told to who reads the reply, as it is
+            self._upload = None
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """Close the connection at once; who waits for a reply, or reads it, hears why."""
+        incoming, self._incoming = self._incoming, None
+        self.abort()
+        if incoming is not None:
+            incoming.end(error)
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        if self.closed:
+            return
+        # To close is to wait until all is written, or for a TLS peer to say good-bye: who is not read is not done.
+        self.closed = True
+        upload, self._upload = self._upload, None
+        if upload is not None:
+            upload.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+        self._parser.close()
+        self._gone(self)  # uvloop does not always say so, of one whose making was cancelled
+
+    def is_fit(self) -> bool:
+        """Tell whether an idle connection can have another request."""
+        return not self.closed and self._transport is not None and not self._transport.is_closing()
+
+    def pause_reading(self) -> None:
+        """Let the network wait."""
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Let the network go on."""
+        if self._transport is not None and not self.closed:
+            self._transport.resume_reading()
+
+    # What the event loop calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Be connected."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._made(self)
+        if self.closed:  # while it was being connected
+            self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """Take what the server sends."""
+        incoming, parser = self._incoming, self._parser
+        if incoming is None:  # nobody has asked
+            self.abort()
+            return
+        self.heard = True
+        parser.feed(data)
+        if not incoming.status and parser.status:
+            incoming.begin(parser.status, parser.headers)
+        if parser.chunks:
+            incoming.feed(parser.chunks)
+            parser.chunks.clear()
+        if parser.complete:
+            self._finish(incoming)
+        elif parser.error is not None:
+            self.fail(parser.error)
+
+    def _finish(self, incoming: Incoming) -> None:
+        """Be done with a request whose reply is whole."""
+        parser = self._parser
+        self._incoming = None
+        incoming.end()
+        if parser.keep_alive and not parser.unasked and self._is_sent and not self._is_full:
+            self._rest(self)
+        else:
+            self.abort()
+
+    def eof_received(self) -> None:
+        """Hear that the server sends no more."""
+        self._break_off(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Hear that the connection is closed."""
+        self._break_off(exc)
+        self._transport = None
+        self.resume_writing()
+
+    def _break_off(self, exc: Exception | None) -> None:
+        incoming = self._incoming
+        if incoming is None:
+            self.abort()
+        elif exc is not None:
+            error = ReadError(f"the connection broke: {exc}")
+            error.__cause__ = exc
+            self.fail(error)
+        elif self._parser.ends_with_connection():
+            self._incoming = None
+            self.abort()
+            incoming.end()
+        else:
+            self.fail(RemoteProtocolError("the server closed the connection before its reply was whole"))
+
+    def pause_writing(self) -> None:
+        """Hear that the network takes no more for now."""
+        self._is_full = True
+
+    def resume_writing(self) -> None:
+        """Hear that the network takes more."""
+        self._is_full = False
+        drained, self._drained = self._drained, None
+        if drained is not None and not drained.done():
+            drained.set_result(None)

@@ -1,0 +1,124 @@
+"""What may be sent as a request, whatever sends it: the very same, or nothing.
+
+Whatever could make a server see another request than this one is found here, before any of it is sent. Nothing is
+sent from here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterable, AsyncIterator
+
+from resilient_llm.message import Headers, Request
+from resilient_llm.transports.failures import LocalProtocolError
+from resilient_llm.transports.httpx_family import _Chain
+
+__all__ = ["DROPPED", "Upload", "check_head", "length_of", "upload"]
+
+_TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_FORBIDDEN = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+_SINGLE = frozenset({b"host", b"content-length", b"transfer-encoding", b"expect"})
+DROPPED = frozenset({b"transfer-encoding", b"expect"})
+"""Headers that are not sent: how a body is framed is for each connection to say, and it is sent at once."""
+
+_METHODS = frozenset({"DELETE", "GET", "HEAD", "PATCH", "POST", "PUT"})
+
+
+def check_head(request: Request) -> list[bytes]:
+    """Give the names of the headers in lower case; raises `LocalProtocolError` for what cannot be sent."""
+    method = request.method
+    if method not in _METHODS and (not _TOKEN.fullmatch(method.encode()) or method.upper() == "CONNECT"):
+        raise LocalProtocolError(f"method {method!r} cannot be sent")
+    names = [name.lower() for name, _value in request.headers]
+    values = b"".join([value for _name, value in request.headers])
+    # Looked at together, since hardly ever one cannot be sent; then which one it is, is worth a second look.
+    sound = b"" not in names and (not names or _TOKEN.fullmatch(b"".join(names)))
+    if sound and not _FORBIDDEN.search(values) and len(set(names)) == len(names):
+        return names
+    seen: set[bytes] = set()
+    for name, (raw, value) in zip(names, request.headers, strict=True):
+        if not _TOKEN.fullmatch(raw) or _FORBIDDEN.search(value):
+            raise LocalProtocolError(f"header {raw!r} cannot be sent")
+        if name in _SINGLE and name in seen:
+            raise LocalProtocolError(f"header {raw!r} is there twice")
+        seen.add(name)
+    return names
+
+
+def length_of(request: Request, names: list[bytes]) -> int | None:
+    """Give the length that a body is said to have; raises `LocalProtocolError` for one framed in two ways.
+
+    `names` are those that `check_head` has given.
+    """
+    length, encoding = [
+        request.headers[names.index(name)][1] if name in names else None
+        for name in (b"content-length", b"transfer-encoding")
+    ]
+    if encoding is not None and (encoding.strip().lower() != b"chunked" or length is not None):
+        raise LocalProtocolError(
+            "transfer-encoding cannot be sent with another coding, or with content-length"
+        )
+    if length is None:
+        return None
+    if not length.isdigit() or (request.body is not None and int(length) != len(request.body)):
+        raise LocalProtocolError(f"content-length {length!r} is not that of the body")
+    return int(length)
+
+
+class Upload:
+    """A body on its way to the network, exactly as long as was said."""
+
+    def __init__(self, request: Request, length: int | None) -> None:
+        body = request.template
+        if not isinstance(body, AsyncIterable):
+            raise TypeError(f"{request!r} has no body: make it with upload(method, url, headers, body)")
+        self._chunks: AsyncIterator[bytes] = body.__aiter__()
+        self.left = length
+        """Bytes that are still to come; `None` where nobody knows."""
+        self.error: Exception | None = None
+        """What came of reading it, which says nothing of the server."""
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        try:
+            return await self._next()
+        except StopAsyncIteration:
+            raise
+        except Exception as error:
+            self.error = error
+            raise
+
+    async def _next(self) -> bytes:
+        try:
+            chunk = await self._chunks.__anext__()
+        except StopAsyncIteration:
+            if self.left:
+                raise LocalProtocolError(f"the upload is {self.left} bytes short of its length") from None
+            raise
+        if self.left is not None:
+            self.left -= len(chunk)
+            if self.left < 0:
+                raise LocalProtocolError("the upload is longer than its content-length")
+        return chunk
+
+
+def upload(method: str, url: str, headers: Headers, body: AsyncIterable[bytes]) -> Request:
+    """Make a request whose body can be read once, and is read while it is sent.
+
+    Without a content-length it is sent in chunks. A `Retry` may keep it for a second attempt.
+    """
+
+    async def buffer(limit: int) -> Request:
+        chunks: list[bytes] = []
+        size = 0
+        iterator = body.__aiter__()
+        async for chunk in iterator:
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > limit:
+                return Request(method, url, headers, None, template=_Chain(chunks, iterator))
+        return Request(method, url, headers, b"".join(chunks), template=body)
+
+    return Request(method, url, headers, None, template=body, buffer_upload=buffer)
