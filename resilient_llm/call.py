@@ -172,14 +172,8 @@ class Streaming:
 _STREAMING = Streaming()
 
 
-class Mark(NamedTuple):
-    """Hold how a call stood at some moment."""
-
-    callbacks: int
-    request: Request
-    target: Target
-    profile: Profile | None
-    holds: tuple[object, ...]
+Mark: TypeAlias = "tuple[int, Request, Target, Profile | None, tuple[object, ...]]"
+"""How a call stood at some moment: how much there was to undo, where it went, as what, and what it held."""
 
 
 class Call:
@@ -275,7 +269,7 @@ class Call:
         self.sent: bool | None = None
         """Whether the request is on its way to the provider or was; `None` where the door does not say."""
         self.work: object = None
-        """What the callable door runs, in place of a request."""
+        """What the callable door runs, in place of a request: a function with its arguments, and where it runs."""
         self.clocks: Clocks | None = None
         """How long parts of an attempt may take."""
         self.streaming = _STREAMING
@@ -332,9 +326,12 @@ class Call:
     @property
     def profile(self) -> Profile:
         """Give what the request asks for, read from its body when first needed."""
-        if self._profile is None:
-            self._profile = self._read(self.request)
-        return self._profile
+        profile = self._profile
+        if profile is None:
+            parent = self.parent
+            shared = parent is not None and parent.request is self.request
+            profile = self._profile = parent.profile if shared and parent else self._read(self.request)
+        return profile
 
     @property
     def model(self) -> str | None:
@@ -414,7 +411,7 @@ class Call:
             return reply
         self.adopter = self.parent
         self.committed = True
-        if self.finished and self.parent is not None and self.outcome is not None:
+        if self.outcome is not None and self.parent is not None:
             self.parent.finish(self.outcome)  # a reply that was complete when it arrived
         return reply
 
@@ -450,16 +447,17 @@ class Call:
 
     def mark(self) -> Mark:
         """Remember how it stands, for `retract`."""
-        return Mark(len(self._callbacks), self.request, self.target, self._profile, self.holds)
+        return len(self._callbacks), self.request, self.target, self._profile, self.holds
 
     async def retract(self, mark: Mark) -> None:
         """Undo what was registered since `mark`, as if the call had been cancelled, and go on from there.
 
         For a policy that tries the rest of the pipeline again after a refusal in there.
         """
-        while len(self._callbacks) > mark.callbacks:
+        callbacks, request, target, profile, holds = mark
+        while len(self._callbacks) > callbacks:
             self._undo(self._callbacks.pop(), CANCELLED)
-        _, self.request, self.target, self._profile, self.holds = mark
+        self.request, self.target, self._profile, self.holds = request, target, profile, holds
         if self._pending:
             await self.settle()
 

@@ -32,6 +32,7 @@ from resilient_llm.receiver import Receiver
 from resilient_llm.streams import LibraryErrors
 
 if TYPE_CHECKING:
+    from resilient_llm._loop import EventLoop
     from resilient_llm.call import Policy
     from resilient_llm.message import Transport
     from resilient_llm.telemetry import AttemptTelemetry, Telemetry
@@ -79,26 +80,26 @@ class ClientDoor:
             reads=bool(self.pipeline.policies), holds=self.pipeline.holds, errors=errors
         )
 
-    async def handle(self, request: Request) -> Reply:
-        """Carry a request through the pipeline.
+    async def handle(self, request: Request, loop: EventLoop | None = None) -> Reply:
+        """Carry a request through the pipeline; `loop` is the running one, where the caller knows it.
 
         Raises what the transport raises when no policy owns the retries, and `RejectedError` or
         `DeadlineExceededError` with `on_rejection="raise"`.
         """
         pipeline = self.pipeline
-        loop = pipeline.loop()
+        loop = pipeline.loop(loop)
         inherited = context.current.get()
         telemetry = pipeline.telemetry.begin()
-        call = Call(
+        call = Call(  # by position: a class called with names is given a dict of them, which costs half as much again
             request,
-            read=dialect_for(request).profile,
-            target=self._target(request.url),
-            loop=loop,
-            telemetry=telemetry,
-            started=loop.time(),
-            tenant=inherited.tenant,
-            deadline=inherited.effective_deadline(),
-            priority=inherited.priority,
+            dialect_for(request).profile,
+            self._target(request.url),
+            loop,
+            telemetry,
+            loop.time(),
+            inherited.tenant,
+            inherited.effective_deadline(),
+            inherited.priority,
         )
         call.sent = False
         if inherited.purpose is not None:
@@ -106,7 +107,10 @@ class ClientDoor:
         telemetry.start(call)
         telemetry.attach()
         try:
-            return _resumable(call, await self._native(call, await pipeline.handle(call)))
+            reply = await pipeline.handle(call)
+            if not isinstance(reply, Reply) or reply.native is None:
+                reply = await self._made_native(call, reply)
+            return _resumable(call, reply)
         except BaseException as error:
             call.finish(outcome_of(error, call))
             if call.unsettled:
@@ -119,13 +123,11 @@ class ClientDoor:
         # Outside the except block, so that a native exception is raised just as the transport raised it.
         return self._translate(call, failure)
 
-    async def _native(self, call: Call, reply: Reply) -> Reply:
+    async def _made_native(self, call: Call, reply: Reply) -> Reply:
         """Make a reply of the library's own kind of one that a policy has made, and end the call with it."""
         if not isinstance(reply, Reply):
             msg = f"a policy of pipeline {self.pipeline.name!r} returned {reply!r} where a Reply is expected"
             raise TypeError(msg)
-        if reply.native is not None:
-            return reply
         body = b"".join([chunk async for chunk in reply.stream])
         await reply.stream.aclose()
         made = self._synthesise(reply.status, reply.headers, body)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -55,6 +55,7 @@ class EventStream:
         "_buffer",
         "_clock",
         "_errors",
+        "_held",
         "_over",
         "_reader",
         "_source",
@@ -98,6 +99,7 @@ class EventStream:
             skipped=_skipped(attempt),
             stop_before_error=self.resumes,
         )
+        self._held = False  # whether there may be something in the buffer that could have been passed on
         self._over = False
         if self._tells:
             reply.headers = _without(reply.headers, b"content-length")
@@ -111,6 +113,7 @@ class EventStream:
         Raises `AttemptError`, with the reply where the provider said in the stream what is wrong.
         """
         reader = self._reader
+        self._held = True
         try:
             enough = await self._source.read(self._hold)
         except BaseException as error:
@@ -138,7 +141,7 @@ class EventStream:
     def _hold(self, chunk: bytes) -> bool:
         self._buffer.keep(chunk)
         if self._buffer.content:
-            self._hear_content()
+            self._hear_content(self.attempt.loop.time())
         reader, streaming = self._reader, self.attempt.streaming
         if reader.failure is not None or reader.complete or len(self._buffer) > streaming.hold_max:
             return True
@@ -163,18 +166,27 @@ class EventStream:
         if self._over:
             raise StopAsyncIteration
         buffer = self._buffer
-        ready = buffer.ready()
+        ready = b""
+        if self._held:
+            self._held = False
+            ready = buffer.ready()
         if not ready and buffer.stop is None:
-            clock, time = self._clock, self.attempt.loop.time
-            began = 0.0 if clock is None else time()
+            attempt, clock = self.attempt, self._clock
+            began = 0.0 if clock is None else attempt.loop.time()
+            until = attempt.deadline if clock is None else min(attempt.deadline, clock.until(began))
             try:
-                taken = await self._source.read(self._take, self._until(began))
+                taken = await self._source.read(buffer.take, until)
             except BaseException as error:  # noqa: BLE001 - told or raised again
                 return await self._interrupted(error)
-            if clock is not None:
-                clock.waited(began, time())
             if taken is None:
                 return await self._ended()
+            if clock is not None:
+                now = attempt.loop.time()
+                if buffer.content:
+                    self._hear_content(now)
+                clock.waited(began, now)
+            elif buffer.content and attempt.first_chunk is None:
+                self._hear_content(attempt.loop.time())
             ready = b"" if taken is True else taken
         return ready if buffer.stop is None else await self._stopped(ready)
 
@@ -207,27 +219,13 @@ class EventStream:
             sequence=self._reader.answer.sequence,
         )
 
-    def _take(self, chunk: bytes) -> bytes | Literal[True]:
-        taken = self._buffer.take(chunk)
-        if self._buffer.content:
-            self._hear_content()
-        return taken
-
-    def _hear_content(self) -> None:
-        attempt, clock = self.attempt, self._clock
-        if clock is None and attempt.first_chunk is not None:
-            return
-        now = attempt.loop.time()
-        if clock is not None:
-            clock.heard(now)
+    def _hear_content(self, now: float) -> None:
+        attempt = self.attempt
+        if self._clock is not None:
+            self._clock.heard(now)
         if attempt.first_chunk is None:
             attempt.first_chunk = now
             attempt.first_content = now - attempt.started
-
-    def _until(self, now: float) -> float:
-        """Say when a read that begins now has taken too long."""
-        deadline = self.attempt.deadline
-        return deadline if self._clock is None else min(deadline, self._clock.until(now))
 
     def _meaning(self, error: BaseException) -> Outcome:
         clock = self._clock

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from resilient_llm import context
 from resilient_llm._loop import LoopBound
@@ -117,7 +117,7 @@ class FunctionDoor:
             inherited.effective_deadline(),
             inherited.priority,
         )
-        call.work = _Work(function, args, kwargs, kind.threaded)
+        call.work = function, args, kwargs, kind.threaded
         call.sent = False
         if inherited.purpose is not None:
             call.purpose = inherited.purpose
@@ -171,18 +171,19 @@ class FunctionDoor:
         ) from TimeoutError(f"the function was not done after {limit:g} s")
 
     async def _run(self, attempt: Call) -> Reply:
-        work = cast("_Work", attempt.work)
+        work: Any = attempt.work
+        function, args, kwargs, threaded = work
         recorder = attempt.telemetry.attempt(attempt)
         recorder.attach()
         attempt.enclosing = context.enclosing.get()
         inside = context.enclosing.set(attempt)
         try:
-            if work.threaded:
-                result = await self._run_on_thread(attempt, work.run)
+            if threaded:
+                result = await self._run_on_thread(attempt, partial(function, *args, **kwargs))
                 if inspect.isawaitable(result):
-                    result = await cast("Awaitable[object]", result)
+                    result = await result
             else:
-                result = await cast("Awaitable[object]", work.run())
+                result = await function(*args, **kwargs)
         except Exception as error:
             outcome = self._classify_error(error)
             if outcome is None:
@@ -192,10 +193,10 @@ class FunctionDoor:
             context.enclosing.reset(inside)
             recorder.detach()
         outcome = SUCCESS if self._classify_result is None else self._classify_result(result)
-        if not outcome.ok:
-            raise AttemptError(outcome, reply=_reply(result))
+        if outcome is not SUCCESS and not outcome.ok:
+            raise AttemptError(outcome, reply=Reply(200, [], _NO_BYTES, result, complete=True))
         attempt.finish(outcome)
-        return _reply(result)
+        return Reply(200, [], _NO_BYTES, result, True)  # noqa: FBT003 - made for every call, where naming it costs
 
     async def _run_on_thread(self, attempt: Call, function: Callable[[], object]) -> object:
         self._loop.bind()
@@ -215,28 +216,6 @@ class _Kind(NamedTuple):
     threaded: bool
 
 
-class _Work:
-    """One call of a function: it with its arguments, and where it runs."""
-
-    __slots__ = ("_args", "_function", "_kwargs", "threaded")
-
-    def __init__(
-        self,
-        function: Callable[..., object],
-        args: tuple[object, ...],
-        kwargs: Mapping[str, object],
-        threaded: bool,  # noqa: FBT001 - made for every call, where naming it costs
-    ) -> None:
-        self._function = function
-        self._args = args
-        self._kwargs = kwargs
-        self.threaded = threaded
-
-    def run(self) -> object:
-        """Call the function; a retry does so again."""
-        return self._function(*self._args, **self._kwargs)
-
-
 def _look_at(function: Callable[..., object]) -> _Kind:
     inner = function
     while isinstance(inner, partial):
@@ -251,7 +230,3 @@ def _look_at(function: Callable[..., object]) -> _Kind:
     method = getattr(inner, "__call__", None)  # noqa: B004 - an object may be called asynchronously
     asynchronous = inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(method)
     return _Kind(Target(name=name), Request("CALL", name, []), threaded=not asynchronous)
-
-
-def _reply(result: object) -> Reply:
-    return Reply(200, [], _NO_BYTES, result, True)  # noqa: FBT003 - made for every call, where naming it costs

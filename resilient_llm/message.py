@@ -6,11 +6,15 @@ they ride along untouched as `native`. No parsing of bodies beyond JSON, and no 
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
+
+from resilient_llm.core.json_parse import parse_json
+
+if TYPE_CHECKING:
+    from resilient_llm.providers import Dialect
 
 __all__ = ["ByteStream", "Headers", "JSONObject", "Reply", "Request", "Transport", "header", "retry_after"]
 
@@ -57,7 +61,17 @@ class Request:
     turn it into bytes. Treat a request as immutable: `replace` makes a changed copy.
     """
 
-    __slots__ = ("_json", "body", "buffer_upload", "headers", "method", "native", "template", "url")
+    __slots__ = (
+        "_json",
+        "body",
+        "buffer_upload",
+        "dialect",
+        "headers",
+        "method",
+        "native",
+        "template",
+        "url",
+    )
 
     def __init__(
         self,
@@ -79,6 +93,8 @@ class Request:
         self.template = native if template is None else template
         """The library's own request this one came from: where extensions and timeouts are."""
         self.buffer_upload = buffer_upload
+        self.dialect: Dialect | None = None
+        """What it is written in, for `dialect_for` to find once."""
         self._json: JSONObject | None = None
 
     @property
@@ -93,7 +109,7 @@ class Request:
             parsed: object = None
             if self.body and self.body[:1] in b"{ \t\r\n":
                 try:
-                    parsed = json.loads(self.body)
+                    parsed = parse_json(self.body)
                 except (ValueError, RecursionError):
                     parsed = None
             self._json = cast("JSONObject", parsed) if isinstance(parsed, dict) else {}
@@ -117,6 +133,8 @@ class Request:
         )
         if body is None:
             changed._json = self._json
+        if url is None and headers is None:
+            changed.dialect = self.dialect
         return changed
 
     def __repr__(self) -> str:

@@ -6,13 +6,17 @@ Only structure is decided here. A policy of the library says its place with a cl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from enum import IntEnum
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from resilient_llm.errors import ConfigurationError
 
-__all__ = ["Door", "Placement", "attempt_boundary", "check_order", "policy_name"]
+if TYPE_CHECKING:
+    from resilient_llm.call import Call, CallNext, Policy
+    from resilient_llm.message import Reply
+
+__all__ = ["Door", "Placement", "attempt_boundary", "chained", "check_order", "policy_name"]
 
 Door: TypeAlias = Literal["client", "asgi", "callable"]
 
@@ -90,6 +94,23 @@ def attempt_boundary(policies: Sequence[object]) -> int:
         if placement is not None and placement > Placement.RETRY:
             return index
     return len(policies)
+
+
+def chained(policies: Sequence[Policy], call_next: CallNext) -> CallNext:
+    """Give what takes a call through policies, outermost first, to what comes after them."""
+    for policy in reversed(policies):
+        call_next = _step(policy, call_next)
+    return call_next
+
+
+def _step(policy: Policy, call_next: CallNext) -> CallNext:
+    """Bind a policy to the rest of the chain, by position: it may call its parameters what it likes."""
+    enter = policy.__call__  # bound once: calling the object would look it up each time
+
+    def step(call: Call) -> Awaitable[Reply]:
+        return enter(call, call_next)
+
+    return step
 
 
 def check_order(policies: Sequence[object], door: Door) -> None:

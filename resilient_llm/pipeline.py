@@ -17,7 +17,7 @@ from resilient_llm._loop import EventLoop, LoopBound
 from resilient_llm.call import Profile
 from resilient_llm.errors import ConfigurationError, DeadlineExceededError
 from resilient_llm.function import ClassifyError, ClassifyResult, FunctionDoor, classify_error
-from resilient_llm.ordering import Door, Placement, attempt_boundary, check_order, policy_name
+from resilient_llm.ordering import Door, Placement, attempt_boundary, chained, check_order, policy_name
 from resilient_llm.policies import CircuitBreaker
 from resilient_llm.policies._options import instance_of, label
 from resilient_llm.telemetry import Telemetry
@@ -129,18 +129,17 @@ class Pipeline:
         self._entry = self._chain(self._functions.handle if handler is None else handler)
 
     def _chain(self, handler: CallNext) -> CallNext:
-        chain = handler
-        for policy in reversed(self.policies[self._boundary :]):
-            chain = _step(policy, chain)
+        attempt = chained(self.policies[self._boundary :], handler)
         if self.door != "asgi" and not self.replays:
-            chain = _single_attempt(chain)
-        for policy in reversed(self.policies[: self._boundary]):
-            chain = _step(policy, chain)
-        return chain
+            attempt = _single_attempt(attempt)
+        return chained(self.policies[: self._boundary], attempt)
 
-    def loop(self) -> EventLoop:
-        """Give the event loop this pipeline belongs to; `EventLoopError` when it is another."""
-        return self._loop.bind()
+    def loop(self, known: EventLoop | None = None) -> EventLoop:
+        """Give the event loop this pipeline belongs to; `EventLoopError` when it is another than the running one.
+
+        The caller may know that one already; to ask for it costs as much as a small policy.
+        """
+        return self._loop.bind(known)
 
     def handle(self, call: Call) -> Awaitable[Reply]:
         """Carry a call through the policies to the handler, until the deadline it may have inherited."""
@@ -221,16 +220,6 @@ def _policies(policies: object) -> tuple[Policy, ...]:
             )
             raise ConfigurationError(msg)
     return found
-
-
-def _step(policy: Policy, call_next: CallNext) -> CallNext:
-    """Bind a policy to the rest of the chain, by position: it may call its parameters what it likes."""
-    enter = policy.__call__  # bound once: calling the object would look it up each time
-
-    def step(call: Call) -> Awaitable[Reply]:
-        return enter(call, call_next)
-
-    return step
 
 
 def _single_attempt(call_next: CallNext) -> CallNext:

@@ -15,12 +15,13 @@ from resilient_llm.errors import AttemptError
 from resilient_llm.event_stream import EventStream
 from resilient_llm.outcome import SUCCESS, Outcome
 from resilient_llm.providers import (
+    EVENT_STREAM,
     MODEL_OPERATIONS,
     classify_exception,
     decode_body,
     dialect_for,
-    is_event_stream,
     is_json,
+    media_type,
     read_body,
 )
 from resilient_llm.streams import AttemptStream, BufferedStream, LibraryErrors, read_up_to
@@ -44,6 +45,7 @@ _ANYTHING = "request"
 _NO_JSON = frozenset({_ANYTHING, "speech"})
 _STREAMED = {"events": True, None: False}
 _FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")
+_MEDIA = (b"audio/", b"image/", b"video/")
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -76,11 +78,12 @@ class Receiver:
 
     async def _receive_answer(self, reply: Reply, attempt: Call, clock: AttemptClock | None) -> Reply:
         """Receive a 2xx by what it says it is, and by what it is where a stream was asked for."""
-        streams, framing = is_event_stream(reply.headers), _framing(attempt)
+        kind, framing = media_type(reply.headers), _framing(attempt)
+        streams = kind == EVENT_STREAM
         if clock is not None:
             clock.replied(streams=streams and framing is not None)
         if not streams and not reply.complete and attempt.profile.stream:
-            if framing == "array" and is_json(reply.headers):
+            if framing == "array" and is_json(kind):
                 return await self._stream(reply, attempt, clock, framing)
             beginning, _whole = await self._read(reply, 0)
             streams = beginning.removeprefix(_BOM).startswith(_FIELDS)
@@ -88,7 +91,8 @@ class Receiver:
             return await self._stream(reply, attempt, clock, "events" if framing == "events" else "unknown")
         if not streams and (attempt.request.method != "POST" or attempt.operation in _NO_JSON):
             return self._relay(reply, attempt, clock)  # a stored thing, say, that may well hold an error
-        if streams or is_json(reply.headers) or _is_json_expected(reply):
+        # What does not say so must be JSON, or is a page of some proxy's instead of an answer.
+        if streams or not kind.startswith(_MEDIA) or is_json(kind):
             return await self._read_body(reply, attempt, clock, framing)
         return self._relay(reply, attempt, clock)
 
@@ -121,7 +125,8 @@ class Receiver:
         body, whole = await self._read(reply, _MAX_JSON_BODY)
         if not whole:  # too large to look at: the caller reads on
             return self._relay(reply, attempt, clock)
-        if attempt.operation == _ANYTHING:
+        operation = attempt.profile.operation
+        if operation == _ANYTHING:
             attempt.finish(SUCCESS)
             return reply
         outcome, answer = read_body(
@@ -129,7 +134,7 @@ class Receiver:
             reply.status,
             reply.headers,
             body,
-            operation=attempt.operation,
+            operation=operation,
             streamed=_STREAMED.get(framing),
         )
         if not outcome.ok:
@@ -164,18 +169,20 @@ class Receiver:
             if outcome is None:
                 raise
             raise AttemptError(outcome) from error
+        whole = stream.whole
         if not reply.complete:
             reply.stream = stream
-            reply.buffered = stream.whole
-        return body, stream.whole
+            reply.buffered = whole
+        return body, whole
 
 
 def _is_of_model(attempt: Call) -> bool:
     """Tell whether a model is asked, for an answer whose shape is known."""
+    request = attempt.request
     return (
-        attempt.operation in MODEL_OPERATIONS
-        and attempt.request.method == "POST"
-        and dialect_for(attempt.request).marks_end
+        request.method == "POST"
+        and attempt.profile.operation in MODEL_OPERATIONS
+        and dialect_for(request).marks_end
     )
 
 
@@ -186,12 +193,6 @@ def _framing(attempt: Call) -> Framing | None:
     if attempt.profile.stream:
         return dialect_for(attempt.request).framing(attempt.request)
     return None if attempt.request.json else "unknown"  # what is asked with a body that is not read here
-
-
-def _is_json_expected(reply: Reply) -> bool:
-    """Tell whether a reply that does not say so must be JSON, or be a page of some proxy's instead of an answer."""
-    kind = (reply.header(b"content-type") or b"").lower()
-    return not kind.startswith((b"audio/", b"image/", b"video/"))
 
 
 def _replace_body(reply: Reply, chunks: list[bytes]) -> None:

@@ -42,14 +42,13 @@ class ReadTimedOutError(Exception):
 class Source:
     """Read a body, and close it whatever becomes of it."""
 
-    __slots__ = ("_alarm", "_closed", "_ended", "_iterator", "_loop", "_reading", "_scope", "_stream")
+    __slots__ = ("_alarm", "_closed", "_ended", "_iterator", "_loop", "_reading", "_stream")
 
     def __init__(self, stream: ByteStream, loop: EventLoop) -> None:
         self._stream = stream
         self._loop = loop
         self._iterator: AsyncIterator[bytes] | None = None
-        self._alarm = _Alarm.of(loop)
-        self._scope: anyio.CancelScope | None = None
+        self._alarm = _alarm_in(loop)
         self._reading = False
         self._ended = False
         self._closed = False
@@ -65,36 +64,12 @@ class Source:
             raise anyio.BusyResourceError("reading from")
         if self._ended or self._closed:
             return None
-        if self._iterator is None:
-            self._iterator = iterator = self._stream.__aiter__()
-            _kept[id(iterator)] = (self._stream, iterator)
+        iterator, alarm = self._iterator, self._alarm
+        if iterator is None:
+            iterator = self._begin()
         self._reading = True
-        alarm = self._alarm
         try:
-            if alarm is not None:
-                alarm.start(until)
-                return await self._read(self._iterator, take)
-            if until == math.inf:
-                return await self._read(self._iterator, take)
-            # One scope for all that has to be read now, never one held while the consumer has the stream.
-            with self._loop.scope(deadline=until) as self._scope:
-                return await self._read(self._iterator, take)
-        except BaseException as error:
-            if alarm is None or not alarm.stop(error):
-                await self._give_up()
-                raise
-        finally:
-            if alarm is not None:
-                alarm.stop()
-            self._scope = None
-            self._reading = False
-        if self._closed:
-            raise anyio.ClosedResourceError
-        await self._give_up()
-        raise ReadTimedOutError
-
-    async def _read(self, iterator: AsyncIterator[bytes], take: Callable[[bytes], Taken]) -> Taken | None:
-        try:
+            alarm.start(until)
             while True:
                 taken = take(await iterator.__anext__())
                 if taken:
@@ -102,19 +77,31 @@ class Source:
         except StopAsyncIteration:
             self._ended = True
             self._let_go()
-            if self._alarm is not None:
-                self._alarm.turn_off()
+            alarm.turn_off()
             return None
+        except BaseException as error:
+            if not alarm.stop(error):
+                await self._give_up()
+                raise
+        finally:
+            alarm.stop()
+            self._reading = False
+        if self._closed:
+            raise anyio.ClosedResourceError
+        await self._give_up()
+        raise ReadTimedOutError
+
+    def _begin(self) -> AsyncIterator[bytes]:
+        self._iterator = iterator = self._stream.__aiter__()
+        _kept[id(iterator)] = (self._stream, iterator)
+        return iterator
 
     async def aclose(self) -> None:
         """Close the body, in a second at most, wherever its reader has left it; one who is inside is sent away."""
         if self._closed:
             return
         self._closed = True
-        if self._alarm is not None:
-            self._alarm.ring()
-        elif self._scope is not None:
-            self._scope.cancel()
+        self._alarm.ring()
         with self._loop.scope(shield=True, deadline=self._loop.time() + _CLOSING):
             await close(self._stream, self._iterator)
         self._let_go()
@@ -122,8 +109,7 @@ class Source:
     async def _give_up(self) -> None:
         if not self._closed:
             self._closed = True
-            if self._alarm is not None:
-                self._alarm.turn_off()
+            self._alarm.turn_off()
             await abandon(self._stream, self._iterator)
             self._let_go()
 
@@ -140,6 +126,11 @@ def _forget(identity: int) -> None:
     _kept.pop(identity, None)
 
 
+def _alarm_in(loop: EventLoop) -> _Alarm | _ScopeAlarm:
+    native = loop._loop
+    return _Alarm(native) if isinstance(native, asyncio.AbstractEventLoop) else _ScopeAlarm(loop.scope)
+
+
 class _Alarm:
     """Send the task away that reads when that takes too long, on asyncio.
 
@@ -148,7 +139,7 @@ class _Alarm:
     only says until when it may last. It ends a read as `asyncio.timeout` does.
     """
 
-    __slots__ = ("_before", "_loop", "_rings", "_task", "_timer", "_until")
+    __slots__ = ("_before", "_due", "_loop", "_rings", "_task", "_timer", "_until")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -156,24 +147,16 @@ class _Alarm:
         self._before = 0  # how often the task had been asked to end before
         self._until = math.inf
         self._timer: asyncio.TimerHandle | None = None
+        self._due = math.inf  # when the timer goes off
         self._rings = False
-
-    @classmethod
-    def of(cls, loop: EventLoop) -> _Alarm | None:
-        """Make one, where the event loop has timers that belong to no task."""
-        native = loop._loop
-        return cls(native) if isinstance(native, asyncio.AbstractEventLoop) else None
 
     def start(self, until: float) -> None:
         """Begin a read that may last until then."""
-        self._task = task = asyncio.current_task()
+        self._task = task = asyncio.current_task(self._loop)
         self._before = 0 if task is None else task.cancelling()
         self._until = until
-        timer = self._timer
-        if until != math.inf and (timer is None or timer.when() > until):
-            if timer is not None:
-                timer.cancel()
-            self._timer = self._loop.call_at(until, self._go_off)
+        if until < self._due:
+            self._set(until)
 
     def stop(self, error: BaseException | None = None) -> bool:
         """End a read; tell whether it is this alarm that `error` comes from, and nobody else wants the task to end."""
@@ -195,15 +178,57 @@ class _Alarm:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+            self._due = math.inf
+
+    def _set(self, due: float) -> None:
+        self.turn_off()
+        self._timer = self._loop.call_at(due, self._go_off)
+        self._due = due
 
     def _go_off(self) -> None:
-        self._timer = None
+        self.turn_off()
         if self._task is None:
             return  # the next read sets it again
         if self._loop.time() < self._until:
-            self._timer = self._loop.call_at(self._until, self._go_off)
+            self._set(self._until)
         else:
             self.ring()
+
+
+class _ScopeAlarm:
+    """Do the same where timers belong to tasks, on trio: by a scope for what has to be read now.
+
+    None is held while the consumer has the stream.
+    """
+
+    __slots__ = ("_make_scope", "_scope")
+
+    def __init__(self, make_scope: Callable[..., anyio.CancelScope]) -> None:
+        self._make_scope = make_scope
+        self._scope: anyio.CancelScope | None = None
+
+    def start(self, until: float) -> None:
+        """Begin a read that may last until then."""
+        if until != math.inf:
+            self._scope = self._make_scope(deadline=until)
+            self._scope.__enter__()
+
+    def stop(self, error: BaseException | None = None) -> bool:
+        """End a read; tell whether it is this alarm that `error` comes from, and nobody else wants the task to end."""
+        scope, self._scope = self._scope, None
+        if scope is None:
+            return False
+        if error is None:
+            return bool(scope.__exit__(None, None, None))
+        return bool(scope.__exit__(type(error), error, error.__traceback__))
+
+    def ring(self) -> None:
+        """Send whoever reads away."""
+        if self._scope is not None:
+            self._scope.cancel()
+
+    def turn_off(self) -> None:
+        """Let go of nothing: each read lets go of its own."""
 
 
 async def close(stream: ByteStream, iterator: AsyncIterator[bytes] | None) -> None:

@@ -174,7 +174,8 @@ class Circuit:
             now = self._now
         else:
             self._now = now
-        slow = time_to_first_token is not None and self._is_slow(time_to_first_token)
+        limit = self._options.slow_call_duration
+        slow = limit is not None and time_to_first_token is not None and time_to_first_token >= limit
         self._window.record(now, failed=failed, slow=slow)
         if failed:
             self._failures_in_a_row += 1
@@ -249,7 +250,8 @@ class Circuit:
             probe: lease for probe, lease in self._probes.items() if probe != admission.generation
         }
         self.generation += 1
-        slow = time_to_first_token is not None and self._is_slow(time_to_first_token)
+        limit = self._options.slow_call_duration
+        slow = limit is not None and time_to_first_token is not None and time_to_first_token >= limit
         if result is _FAILURE or (result is _SUCCESS and slow):
             # A slow probe has not shown that the target is well: closing would only open again.
             self._hold(now, retry_after)
@@ -280,10 +282,6 @@ class Circuit:
         if len(self._probes) < self._options.half_open_max_calls:
             return 0.0
         return min(self._options.break_duration, min(self._probes.values()) - now)
-
-    def _is_slow(self, time_to_first_token: float) -> bool:
-        limit = self._options.slow_call_duration
-        return limit is not None and time_to_first_token >= limit
 
     def _trigger(self, *, failed: bool, slow: bool) -> Reason | None:
         options, window = self._options, self._window

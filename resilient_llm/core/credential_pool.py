@@ -92,6 +92,14 @@ class CredentialUse:
         """Tell whether it may be used for that."""
         return not self.purposes or purpose in self.purposes
 
+    def is_free(self, now: float) -> bool:
+        """Tell whether it may be used now: not full, not refused, and within its cap per minute."""
+        if self.most is not None and self.in_flight >= self.most:
+            return False
+        if self.failures and self.refused_for(now) > 0:
+            return False
+        return self.bucket is None or self.bucket.wait(1.0, now) <= 0
+
     @property
     def is_full(self) -> bool:
         """Tell whether as many calls use it as may."""
@@ -150,7 +158,7 @@ class CredentialPool:
         """Take a credential for a call, to be released when it ends; `None` when none may be had now."""
         best, least = None, (math.inf, (math.inf, 0))
         for index, member in enumerate(self._members):
-            if index in exclude or not member.serves(purpose) or not self._is_free(index, now):
+            if index in exclude or not self._may_have(index, member, now, purpose):
                 continue
             busy = (member.in_flight / (member.most or self._largest), member.used)
             if busy < least:
@@ -215,15 +223,14 @@ class CredentialPool:
     def is_ready(self, now: float, purpose: str | None) -> bool:
         """Tell whether a call may have a credential now."""
         for index, member in enumerate(self._members):  # noqa: SIM110 - a generator costs as much again
-            if member.serves(purpose) and self._is_free(index, now):
+            if self._may_have(index, member, now, purpose):
                 return True
         return False
 
-    def _is_free(self, index: int, now: float) -> bool:
-        member = self._members[index]
-        if member.is_full or self._rests[index] > now or member.refused_for(now) > 0:
+    def _may_have(self, index: int, member: CredentialUse, now: float, purpose: str | None) -> bool:
+        if member.purposes and purpose not in member.purposes:
             return False
-        return member.rationed_for(now) <= 0
+        return self._rests[index] <= now and member.is_free(now)
 
     def _limited_for(self, index: int, now: float) -> float:
         """Give the seconds until its limits, the provider's and its own, let a credential be used."""

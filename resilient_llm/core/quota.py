@@ -151,7 +151,8 @@ class Reservation:
 
     def keep(self) -> None:
         """Let everything be used as it was taken."""
-        self.release()
+        for quota in self.quotas:
+            quota.outstanding -= 1
 
     def settle(self, actual: Sequence[float], now: float) -> None:
         """Replace the amounts by the `actual` ones: give back what was too much, charge what was too little."""
@@ -163,8 +164,12 @@ class Reservation:
         self.keep()
 
     def _open(self, now: float) -> None:
-        self.hold()
+        for quota in self.quotas:
+            quota.outstanding += 1
         self.taken_at = now
         if self._marked:
-            charges = self.charges
-            self.marks = {index: charges[index][0].mark(charges[index][1], now) for index in self._marked}
+            charges, marks = self.charges, {}
+            for index in self._marked:
+                bucket, amount = charges[index]
+                marks[index] = bucket.mark(amount, now)
+            self.marks = marks

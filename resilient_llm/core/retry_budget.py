@@ -29,7 +29,7 @@ class RetryBudget:
     the reserve is always there), counted here in retries.
     """
 
-    __slots__ = ("_calls", "_ratio", "_reserve", "_retries", "_slice", "_width")
+    __slots__ = ("_calls", "_ratio", "_reserve", "_retries", "_slice", "_until", "_width")
 
     def __init__(self, *, ratio: float = 0.2, min_per_second: float = 1.0, ttl: float = 10.0) -> None:
         if not 0 <= ratio <= 1:
@@ -41,13 +41,14 @@ class RetryBudget:
         self._ratio = ratio
         self._reserve = min_per_second * ttl
         self._width = ttl / _SLICES
-        self._slice = -math.inf
+        self._slice = self._until = -math.inf
         self._calls = _SlidingCount(_SLICES)
         self._retries = _SlidingCount(_SLICES + 1)
 
     def deposit(self, now: float) -> None:
         """Count one call; not its attempts."""
-        self._advance(now)
+        if now >= self._until:
+            self._advance(now)
         self._calls.add()
 
     def withdraw(self, now: float) -> bool:
@@ -78,6 +79,7 @@ class RetryBudget:
         if current > self._slice:
             steps = int(min(current - self._slice, _SLICES + 1))
             self._slice = current
+            self._until = (current + 1) * self._width
             self._calls.advance(steps)
             self._retries.advance(steps)
 

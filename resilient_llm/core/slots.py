@@ -126,7 +126,7 @@ class Slots(Generic[Tenant]):
             if held <= self._max_per_tenant:
                 self._room.resume(tenant)
         self.in_use -= 1
-        return self._hand_over(now) if self._room else ()
+        return self._hand_over(now) if self._room.size else ()
 
     def cancel(self, ticket: Ticket[Tenant], now: float) -> Sequence[Ticket[Tenant]]:
         """Give a ticket up and return the tickets to wake; a permit it was granted meanwhile is passed on.

@@ -6,6 +6,7 @@ provider. What an event means, and the bytes on their way to the caller, must no
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
@@ -14,7 +15,11 @@ __all__ = ["DEFAULT_MAX_EVENT_SIZE", "Event", "EventTooLargeError", "SSEParser",
 DEFAULT_MAX_EVENT_SIZE = 8 * 1024 * 1024
 
 _BOM = b"\xef\xbb\xbf"
+_CR = ord("\r")
 _MAX_RETRY_DIGITS = 18
+
+# A block as nearly all of them are, where no line ends in CR: a type perhaps, one line of data, the blank line.
+_PLAIN_BLOCK = re.compile(rb"(?:event: ?+(.*+)\n)?+data: ?+(.*+)\n\n")
 
 
 class Event(NamedTuple):
@@ -110,30 +115,58 @@ class SSEParser:
         """
         if self._finished:
             self._refuse()
+        events: list[Event] = []
+        if self.boundary == self.offset and _CR not in data:
+            data = self._read_plain(data, events)
+        if data:
+            self._read(data, events)
+            if self.offset - self.boundary > self.max_event_size:
+                self._fail(events)
+        return events
+
+    def _read_plain(self, data: bytes, events: list[Event]) -> bytes:
+        """Read blocks while they are plain, so that no lines need be told apart; give the rest."""
+        offset, last_id = self.offset, self._id
+        at = 0
+        while block := _PLAIN_BLOCK.match(data, at):
+            end = block.end()
+            if end - at > self.max_event_size:
+                break
+            name, value = block.groups()
+            try:
+                event, text = name.decode() if name else "message", value.decode()
+            except UnicodeDecodeError:
+                break
+            events.append(Event(event, text, last_id, None, offset + at, offset + end))
+            at = end
+        if at:
+            self._after_cr = False
+            self.offset = self.boundary = offset + at
+        return data[at:]
+
+    def _read(self, data: bytes, events: list[Event]) -> None:
+        """Read lines, however they end, and keep the last where it does not end yet."""
         line_start = self.offset - len(self._line)
         self.offset += len(data)
-        if self._after_cr and data:
+        if self._after_cr:
             self._after_cr = False
             if data.startswith(b"\n"):
                 data = data[1:]
                 if self.boundary == line_start:
                     self.boundary += 1
                 line_start += 1
-        events: list[Event] = []
-        if data:
-            # Unlike those of str, the lines of bytes end at LF, CR and CRLF and nowhere else.
-            lines = data.splitlines(keepends=True)
-            self._after_cr = data.endswith(b"\r")
-            rest = b"" if data.endswith((b"\n", b"\r")) else lines.pop()
-            if lines:
-                if self._line:
-                    lines[0] = bytes(self._line) + lines[0]
-                    self._line.clear()
-                self._read_lines(lines, line_start, events)
-            self._line += rest
-        if self.offset - self.boundary > self.max_event_size:
-            self._fail(events)
-        return events
+                if not data:
+                    return
+        # Unlike those of str, the lines of bytes end at LF, CR and CRLF and nowhere else.
+        lines = data.splitlines(keepends=True)
+        self._after_cr = data.endswith(b"\r")
+        rest = b"" if data.endswith((b"\n", b"\r")) else lines.pop()
+        if lines:
+            if self._line:
+                lines[0] = bytes(self._line) + lines[0]
+                self._line.clear()
+            self._read_lines(lines, line_start, events)
+        self._line += rest
 
     def close(self) -> list[Event]:
         """Take the clean end of the stream and give the event that lacks its blank line, if there is one.
@@ -200,7 +233,7 @@ class SSEParser:
             self._retry = int(value)
 
     def _make_event(self, data: bytes | bytearray, end: int, *, complete: bool = True) -> Event:
-        # Bytes are decoded only here: no character straddles a line end, whatever the reads were.
+        # Bytes are decoded only in whole lines: no character straddles a line end, whatever the reads were.
         event = self._event.decode("utf-8", "replace") if self._event else "message"
         try:
             text, valid = data.decode(), True

@@ -97,11 +97,13 @@ class TargetLoad:
         `ok` is `None` for one that says nothing about the target, such as a cancelled one; `first_token` the
         seconds that it took to begin its answer, if it did.
         """
-        self.in_flight = max(0, self.in_flight - 1)
-        # Sums of floats go wrong in their last digits; nothing in flight is nothing outstanding.
-        self.outstanding = max(0.0, self.outstanding - tokens) if self.in_flight else 0.0
+        if self.in_flight > 1:
+            self.in_flight -= 1
+            self.outstanding = max(0.0, self.outstanding - tokens)
+        else:  # sums of floats go wrong in their last digits; nothing in flight is nothing outstanding
+            self.in_flight, self.outstanding = 0, 0.0
         if ok is not None:
-            self._judge(now, tokens, ok=ok)
+            self._judge(now, tokens, ok)
         if first_token is not None and (ok is not False or first_token > (self.latency(now) or 0.0)):
             self._sample(now, max(_MIN_LATENCY, first_token))
 
@@ -111,13 +113,16 @@ class TargetLoad:
         if self.slow_start:
             self._back_at = now
 
-    def _judge(self, now: float, tokens: float, *, ok: bool) -> None:
-        kept = self._kept(now)
-        self._judged_at = max(now, self._judged_at)
+    def _judge(self, now: float, tokens: float, ok: bool) -> None:  # noqa: FBT001 - once for each attempt
+        kept = 1.0
+        if now > self._judged_at:
+            kept = exp((self._judged_at - now) / _FAILURE_DECAY)
+            self._judged_at = now
         self._good *= kept
-        self._bad *= kept
-        self._failed *= kept
-        self._failed_tokens *= kept
+        if self._failed:  # else nothing is known against it
+            self._bad *= kept
+            self._failed *= kept
+            self._failed_tokens *= kept
         if ok:
             self._good += 1.0
             if self._failed < _FORGOTTEN:
@@ -136,12 +141,13 @@ class TargetLoad:
         return exp(min(0.0, (self._judged_at - now) / _FAILURE_DECAY))
 
     def _sample(self, now: float, latency: float) -> None:
-        kept = exp(min(0.0, (self._sampled_at - now) / _LATENCY_DECAY))
-        weight = self._samples * kept
-        self._samples = weight + 1.0
-        mean = self._latency = self._latency + (latency - self._latency) / self._samples
+        kept = 1.0
+        if now > self._sampled_at:
+            kept = exp((self._sampled_at - now) / _LATENCY_DECAY)
+            self._sampled_at = now
+        samples = self._samples = self._samples * kept + 1.0
+        mean = self._latency = self._latency + (latency - self._latency) / samples
         self._peak = max(latency, mean, mean + (self._peak - mean) * kept)
-        self._sampled_at = max(now, self._sampled_at)
 
     def success_ratio(self, now: float) -> float:
         """Give the share of its latest calls that did not fail, from 0 to 1; towards 1 when it is left alone."""

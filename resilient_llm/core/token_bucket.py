@@ -98,11 +98,16 @@ class TokenBucket:
 
     def take_at_once(self, amount: float, now: float) -> bool:
         """Take `amount` if it is there and there is nothing to wait for; never into debt."""
-        level = self.level(now)
+        # Once for each bucket of each call, so without calls of its own.
+        level, elapsed = self._level, now - self._updated
+        if elapsed > 0 and level < self.capacity:
+            level = min(self.capacity, level + elapsed * self.rate)
         at_once = level >= amount and self._paused_until <= now
         if not at_once and (amount > self.capacity or self.wait(amount, now)):
             return False
-        self._set(level - amount, now)
+        self._level = level - amount
+        if elapsed > 0:
+            self._updated = now
         if self._spending is not None:
             self._spending.total += amount
         return True

@@ -115,10 +115,10 @@ class WaitingRoom(Generic[Tenant]):
         "_queues",
         "_round",
         "_serial",
-        "_size",
         "_waiting_weight",
         "_weights",
         "max_queued_per_tenant",
+        "size",
     )
 
     def __init__(
@@ -154,7 +154,8 @@ class WaitingRoom(Generic[Tenant]):
         self._ageing = ageing
         self._credit = credit
         self._displaces = displaces
-        self._size = 0  # tickets
+        self.size = 0
+        """How many tickets wait: what `len` gives, without a call."""
         self._idle = 0  # queues in line with nothing waiting: their debt is not paid yet
         self._queues: dict[Tenant, _Queue[Tenant]] = _NO_QUEUES
         self._away: OrderedDict[Tenant, float] = _NOBODY_AWAY  # turns of those who owe nothing, as they left
@@ -188,12 +189,12 @@ class WaitingRoom(Generic[Tenant]):
             raise ValueError(f"cost={cost!r}: allowed are finite numbers above 0")
         if self.depth(tenant) >= self.max_queued_per_tenant:
             return None
-        if self._size >= self._max_queued:
+        if self.size >= self._max_queued:
             longest = self._makes_way(tenant)
             if longest is None:
                 return None
             self._displace(longest)
-        if not self._size:
+        if not self.size:
             self._queues, self._away, self._line = {}, OrderedDict(), []
         queue = self._queues.get(tenant)
         if queue is None:
@@ -206,7 +207,7 @@ class WaitingRoom(Generic[Tenant]):
         self._serial += 1
         heappush(queue.entries, (self.rank(ticket), self._serial, ticket))
         queue.size += 1
-        self._size += 1
+        self.size += 1
         return ticket
 
     def head(self, now: float) -> Ticket[Tenant] | None:
@@ -306,10 +307,10 @@ class WaitingRoom(Generic[Tenant]):
         """Tell whether a call of this tenant would be turned away now."""
         if self.depth(tenant) >= self.max_queued_per_tenant:
             return True
-        return self._size >= self._max_queued and self._makes_way(tenant) is None
+        return self.size >= self._max_queued and self._makes_way(tenant) is None
 
     def __len__(self) -> int:
-        return self._size
+        return self.size
 
     def depth(self, tenant: Tenant) -> int:
         """Return how many tickets of a tenant wait."""
@@ -335,7 +336,7 @@ class WaitingRoom(Generic[Tenant]):
 
     def _makes_way(self, tenant: Tenant) -> _Queue[Tenant] | None:
         """Choose whose last ticket makes way for one of this tenant's in a full room; None when it is turned away."""
-        if not self._displaces or not self._size:
+        if not self._displaces or not self.size:
             return None
         queue = self._queues.get(tenant)
         calls = 1 if queue is None else 1 + queue.size
@@ -419,8 +420,8 @@ class WaitingRoom(Generic[Tenant]):
     def _leave(self, queue: _Queue[Tenant]) -> None:
         """Count one ticket less; a tenant left with none keeps its place in line, to be remembered by."""
         queue.size -= 1
-        self._size -= 1
-        if not self._size:
+        self.size -= 1
+        if not self.size:
             self._reset()
         elif not queue.size:
             self._waiting_weight -= queue.weight
@@ -450,7 +451,7 @@ class WaitingRoom(Generic[Tenant]):
         self._queues, self._away, self._line = _NO_QUEUES, _NOBODY_AWAY, _NO_LINE
         self._head = None
         self._line_weight = self._waiting_weight = self._round = self._advance = 0.0
-        self._size = self._idle = 0
+        self.size = self._idle = 0
 
 
 def _check_weight(tenant: object, weight: float) -> float:

@@ -7,6 +7,7 @@ it is idle, its policy says.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
+from operator import attrgetter
 from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, TypeVar
 
 from resilient_llm._loop import LoopBound
@@ -30,9 +31,9 @@ OVERFLOW = object()
 _SWEEP = 32
 
 _NAMED: dict[str, Callable[[Call], Hashable]] = {
-    "tenant": lambda call: call.tenant,
-    "target": lambda call: call.target.name,
-    "model": lambda call: call.model,
+    "tenant": attrgetter("tenant"),
+    "target": attrgetter("target.name"),
+    "model": attrgetter("model"),
 }
 
 

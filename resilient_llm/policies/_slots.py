@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from resilient_llm.context import enclosing, is_held_above
+from resilient_llm.context import is_held_above
 from resilient_llm.core.slots import AcquireResult, Slots
 from resilient_llm.core.ticket import Ticket, TicketState
 from resilient_llm.core.waiting_room import WaitingRoom
@@ -60,7 +60,7 @@ class SlotPool:
 
     def check_nesting(self) -> None:
         """Raise `ConfigurationError` where code asks for a slot that runs under a call which holds one already."""
-        if enclosing.get() is not None and is_held_above(self):
+        if is_held_above(self):
             raise ConfigurationError(
                 f"a call asks for a slot of {self._name} inside of another that holds one: calls that hold all of its "
                 "slots would wait for their own calls to get one; make two of them"

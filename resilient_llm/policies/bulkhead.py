@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
+from resilient_llm.context import enclosing
 from resilient_llm.errors import BulkheadFullError, ConfigurationError
 from resilient_llm.ordering import Placement
 from resilient_llm.policies._keyed import Key, Keyed, key_function
@@ -87,7 +88,7 @@ class Bulkhead:
         by_key = self.key if self.shared is None else _one_for_all
         compartments = Keyed(self.name, by_key, self._make, idle=_is_idle, max_keys=self.max_keys)
         object.__setattr__(self, "_compartments", compartments)
-        object.__setattr__(self, "_key", key_function(self.key) if self.shared else _one_for_all)
+        object.__setattr__(self, "_key", key_function(self.key))
         object.__setattr__(self, "_cost", cost_function(self.cost))
         self._make(None)  # validates
 
@@ -123,11 +124,12 @@ class Bulkhead:
     def __call__(self, call: Call, call_next: CallNext) -> Awaitable[Reply]:
         """Take a slot, waiting for it if need be, and await the rest of the pipeline."""
         pool = self._compartments.of(call)
-        tenant = self._key(call)
+        tenant = None if self.shared is None else self._key(call)
         if self.dry_run:
             asked = pool.rehearse(call, tenant, cost=self._cost(call))
             return call_next(call) if asked is None else _after(asked, call, call_next)
-        pool.check_nesting()
+        if enclosing.get() is not None:
+            pool.check_nesting()
         if not pool.slots.try_acquire(tenant):
             return self._wait(call, call_next, pool, tenant)
         _hold(call, pool, tenant)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CircuitBreaker"]
 
+_SUCCEEDED = Verdict.SUCCESS
 _SUCCESS = Result.SUCCESS
 _FAILURE = Result.FAILURE
 _RESULTS = {
@@ -155,7 +156,11 @@ class CircuitBreaker:
         keyed = self._circuits.of(call)
         if self._shared is not None and keyed.shared is not None:
             return self._ask(call, call_next, keyed, self._shared.admit(call, keyed.shared))
-        self._act(call, keyed, keyed.circuit.admit(call.loop.time()))
+        admission = keyed.circuit.admit(call.loop.time())
+        if keyed.circuit.transitions or isinstance(admission, Refusal):
+            self._act(call, keyed, admission)
+        else:
+            call.on_finish(partial(self._record, call, keyed, admission))
         return call_next(call)
 
     async def _ask(
@@ -182,10 +187,15 @@ class CircuitBreaker:
     def _record(self, call: Call, keyed: _KeyedCircuit, admission: Admission, outcome: Outcome) -> None:
         now = call.loop.time()
         circuit = keyed.circuit
-        result = _SUCCESS if outcome.ok else _RESULTS.get(outcome.verdict, Result.NEUTRAL)
-        if result is _FAILURE:
-            keyed.last_error = outcome.error_type
-        to_first = call.first_content if call.first_content is not None else now - call.started
+        if outcome.verdict is _SUCCEEDED:
+            result = _SUCCESS
+        else:
+            result = _RESULTS.get(outcome.verdict, Result.NEUTRAL)
+            if result is _FAILURE:
+                keyed.last_error = outcome.error_type
+        to_first = call.first_content
+        if to_first is None:
+            to_first = now - call.started
         if self._shared is None or keyed.shared is None:
             circuit.record(
                 admission, now, result, time_to_first_token=to_first, retry_after=outcome.retry_after

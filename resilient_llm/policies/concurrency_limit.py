@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
+from resilient_llm.context import enclosing
 from resilient_llm.core.aimd import AIMDLimit, LimitAlgorithm, Sent
 from resilient_llm.errors import ConcurrencyLimitError, ConfigurationError
 from resilient_llm.ordering import Placement
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ConcurrencyLimit"]
 
+_SUCCESS = Verdict.SUCCESS
 _OVERLOADED = frozenset({503, 504, 529})
 _MAX_REPORTED = 100  # limits with a gauge of their own: keys may come from users
 
@@ -161,7 +163,8 @@ class ConcurrencyLimit:
             if asked is not None:
                 return self._send_after(asked, call, call_next, limit)
             return self._send(call, call_next, limit, limit.running)
-        pool.check_nesting()
+        if enclosing.get() is not None:
+            pool.check_nesting()
         if not pool.slots.try_acquire(call.tenant):
             return self._wait(call, call_next, limit)
         return self._send(call, call_next, limit, pool.slots.in_use)
@@ -190,10 +193,9 @@ class ConcurrencyLimit:
 
     def _finish(self, call: Call, limit: _KeyedLimit, tenant: Hashable, sent: Sent, outcome: Outcome) -> None:
         now = call.loop.time()
-        succeeded = outcome.ok
-        dropped = not succeeded and _is_drop(outcome)
         pool = limit.pool
-        if succeeded or dropped:
+        dropped = outcome.verdict is not _SUCCESS
+        if not dropped or _is_drop(outcome):
             size = limit.algorithm.on_sample(now, sent, dropped=dropped)
             if size != pool.slots.limit or self.store is not None:
                 pool.resize(size, now)

@@ -45,10 +45,11 @@ class Deadline:
         total = self.total
         if call.inbound and self.header is not None:
             total = min(total, _asked_for(call, self.header))
-        call.deadline = min(call.deadline, call.started + total)
-        if call.remaining() <= 0:  # a scope acts at the first checkpoint, which may come after all is done
+        deadline = call.deadline = min(call.deadline, call.started + total)
+        # A scope acts at the first checkpoint, which may come after all is done.
+        if deadline <= call.loop.time():
             raise _exceeded(call)
-        with call.loop.scope(deadline=call.deadline) as scope:
+        with call.loop.scope(deadline=deadline) as scope:
             if call.inbound:
                 # There the pipeline returns only when the app does; what runs after the reply has no deadline.
                 call.on_finish(lambda _outcome: _disarm(scope, _outcome))

@@ -103,7 +103,9 @@ class Retry:
     async def __call__(self, call: Call, call_next: CallNext) -> Reply:
         """Make attempts until one succeeds or no further one makes sense."""
         budget = call.budget = self._budgets.of(call)
-        await self._prepare(call)
+        if call.request.body is None:
+            await self._keep_upload(call)
+        self._give_key(call)
         failure: AttemptError | None = None
         said: AttemptError | None = None
         refusals = 0
@@ -149,14 +151,20 @@ class Retry:
             await self._back_off(call, wait, budget)
         call.retries += 1
 
-    async def _prepare(self, call: Call) -> None:
+    async def _keep_upload(self, call: Call) -> None:
+        """Make a body replayable that can be read only once, if it is not too large."""
+        buffer_upload = call.request.buffer_upload
+        if buffer_upload is None or self.max_attempts == 1:
+            return
+        since = call.loop.time()
+        try:
+            call.request = await buffer_upload(self.max_replay_body)
+        finally:
+            call.telemetry.step(call, "read upload", since=since)
+
+    def _give_key(self, call: Call) -> None:
+        """Let the provider recognise the request when it comes again, where it can."""
         request = call.request
-        if request.body is None and request.buffer_upload is not None and self.max_attempts > 1:
-            since = call.loop.time()
-            try:
-                request = call.request = await request.buffer_upload(self.max_replay_body)
-            finally:
-                call.telemetry.step(call, "read upload", since=since)
         header = call.profile.idempotency_header if self.idempotency_key else None
         if header is not None and request.header(header) is None:
             key = _version_4(self.random.getrandbits(128))
@@ -254,8 +262,11 @@ class Retry:
             )
 
 
+_VARIANT = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))
+"""Of a digit the two bits that are random, after those that say it is such a UUID."""
+
+
 def _version_4(bits: int) -> str:
     """Write random bits as a UUID (RFC 9562, 5.4); an object of it would cost as much as all else that a retry does."""
-    bits = bits & ~((0xF000 << 64) | (0xC000 << 48)) | (0x4000 << 64) | (0x8000 << 48)
-    text = f"{bits:032x}"
-    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+    text = bits.to_bytes(16).hex()
+    return f"{text[:8]}-{text[8:12]}-4{text[13:16]}-{_VARIANT[text[16]]}{text[17:20]}-{text[20:]}"

@@ -10,7 +10,14 @@ from resilient_llm.providers.answer import Answer, EventKind
 from resilient_llm.providers.anthropic import ANTHROPIC
 from resilient_llm.providers.base import Dialect, Framing
 from resilient_llm.providers.bedrock import BEDROCK
-from resilient_llm.providers.body import MODEL_OPERATIONS, is_event_stream, is_json, read_body
+from resilient_llm.providers.body import (
+    EVENT_STREAM,
+    MODEL_OPERATIONS,
+    is_event_stream,
+    is_json,
+    media_type,
+    read_body,
+)
 from resilient_llm.providers.content import ContentDecoder, decode_body
 from resilient_llm.providers.exceptions import classify_exception
 from resilient_llm.providers.gemini import GEMINI
@@ -23,6 +30,7 @@ __all__ = [
     "ANTHROPIC",
     "BEDROCK",
     "DIALECTS",
+    "EVENT_STREAM",
     "GEMINI",
     "MODEL_OPERATIONS",
     "OPENAI",
@@ -39,6 +47,7 @@ __all__ = [
     "dialect_for",
     "is_event_stream",
     "is_json",
+    "media_type",
     "parse",
     "read_body",
     "read_problem",
@@ -50,6 +59,12 @@ DIALECTS: tuple[Dialect, ...] = (OPENAI, ANTHROPIC, BEDROCK, GEMINI)
 
 def dialect_for(request: Request) -> Dialect:
     """Give the dialect a request is written in, `UNKNOWN` when it is none of `DIALECTS`."""
+    if request.dialect is None:
+        request.dialect = _matching(request)
+    return request.dialect
+
+
+def _matching(request: Request) -> Dialect:
     for dialect in DIALECTS:
         if dialect.matches(request):
             return dialect

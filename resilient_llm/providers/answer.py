@@ -7,9 +7,7 @@ which dialects write all this must not enter here.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from enum import Enum
-from typing import cast
 
 from resilient_llm.message import JSONObject
 from resilient_llm.outcome import Usage
@@ -134,7 +132,10 @@ class Answer:
     @property
     def finish_reasons(self) -> tuple[str, ...]:
         """Give the reasons, in the provider's words, in the order of the alternatives."""
-        return tuple([self._finished[index] for index in sorted(self._finished)])
+        finished = self._finished
+        if len(finished) == 1:
+            return tuple(finished.values())
+        return tuple([finished[index] for index in sorted(finished)])
 
     @property
     def finished(self) -> bool:
@@ -172,21 +173,15 @@ class Answer:
         )
 
 
-def objects(value: object) -> Iterator[JSONObject]:
+def objects(value: object) -> list[JSONObject]:
     """Give the JSON objects in a list; none when it is no list."""
-    if isinstance(value, list):
-        for item in value:
-            if isinstance(item, dict):
-                yield cast("JSONObject", item)
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
-def count(holder: object, *path: str) -> int | None:
-    """Give the whole number, at least 0, at `path` inside `holder`, or `None`."""
-    for name in path:
-        holder = holder.get(name) if isinstance(holder, dict) else None
-    if isinstance(holder, int) and not isinstance(holder, bool) and holder >= 0:
-        return holder
-    return None
+def count(holder: object, name: str) -> int | None:
+    """Give the whole number, at least 0, that a JSON object has under a name, or `None`."""
+    number = holder.get(name) if isinstance(holder, dict) else None
+    return number if type(number) is int and number >= 0 else None  # a bool is none
 
 
 def written(value: object) -> str:

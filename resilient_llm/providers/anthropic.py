@@ -192,7 +192,7 @@ def _read_usage(usage: object, answer: Answer) -> None:
         input=read,
         output=count(usage, "output_tokens"),
         cached=cached,
-        reasoning=count(usage, "output_tokens_details", "thinking_tokens"),
+        reasoning=count(usage.get("output_tokens_details"), "thinking_tokens"),
     )
 
 

@@ -21,7 +21,14 @@ from resilient_llm.providers.stream_reader import StreamReader
 if TYPE_CHECKING:
     from resilient_llm.providers.base import Dialect
 
-__all__ = ["MODEL_OPERATIONS", "is_event_stream", "is_json", "read_body"]
+__all__ = [
+    "EVENT_STREAM",
+    "MODEL_OPERATIONS",
+    "is_event_stream",
+    "is_json",
+    "media_type",
+    "read_body",
+]
 
 MODEL_OPERATIONS = frozenset({"chat", "embeddings", "generate_content", "text_completion"})
 """The operations of which every answer has a shape that is known, in the dialects that mark the end of a stream."""
@@ -63,6 +70,8 @@ _JSON_OPERATIONS = frozenset(
         "text_completion",
     }
 )
+EVENT_STREAM = b"text/event-stream"
+
 _FIRST_ERROR = 400
 _EMPTY = (204, 205)
 _OPAQUE = (b"text/", b"application/octet-stream")
@@ -71,13 +80,17 @@ _FIELDS = (b"data:", b"event:", b":")
 
 def is_event_stream(headers: Headers) -> bool:
     """Tell whether a reply says that it is a stream of server-sent events."""
-    return _media_type(headers) == b"text/event-stream"
+    return media_type(headers) == EVENT_STREAM
 
 
-def is_json(headers: Headers) -> bool:
-    """Tell whether a reply says that it is JSON in one piece."""
-    kind = _media_type(headers)
+def is_json(kind: bytes) -> bool:
+    """Tell whether a media type is that of JSON in one piece."""
     return kind == b"application/json" or kind.endswith(b"+json")
+
+
+def media_type(headers: Headers) -> bytes:
+    """Give the media type that a reply says it is of, in lower case and without parameters; empty for none."""
+    return (header(headers, b"content-type") or b"").partition(b";")[0].strip().lower()
 
 
 def read_body(
@@ -114,10 +127,10 @@ def read_body(
     if not isinstance(parsed, dict | list):
         return _read_other(dialect, status, headers, decoded, operation, streamed=streamed)
     # Gemini writes streams as lists.
-    items: list[JSONObject] = list(objects(parsed)) if isinstance(parsed, list) else [parsed]
+    items: list[JSONObject] = objects(parsed) if isinstance(parsed, list) else [parsed]
     answer = Answer()
     outcome = _read_items(dialect, status, headers, items, answer)
-    if outcome.ok and (streamed or (known and all(map(_PARTS.isdisjoint, items)))):
+    if outcome is SUCCESS and (streamed or (known and all(map(_PARTS.isdisjoint, items)))):
         outcome = fault("unexpected_body", status)
     return _with_usage(outcome, answer), answer
 
@@ -154,13 +167,13 @@ def _read_other(
         if outcome.ok and streamed is False:
             outcome = replace(fault("unexpected_body", status), usage=outcome.usage)
         return outcome, reader.answer
-    kind = _media_type(headers)
+    kind = media_type(headers)
     error_type = None
     if not body:
         error_type = None if operation == "request" else "empty_body"
     elif start.startswith(b"null") or parse(body) is not None:
         error_type = "unexpected_body" if operation in _JSON_OPERATIONS else None
-    elif is_json(headers):
+    elif is_json(kind):
         error_type = "truncated"
     elif operation in _JSON_OPERATIONS and (not kind or kind.startswith(_OPAQUE)):
         error_type = "truncated" if start.startswith((b"{", b"[")) else "unexpected_body"
@@ -175,7 +188,3 @@ def _with_usage(outcome: Outcome, answer: Answer) -> Outcome:
     if outcome is SUCCESS:
         return Outcome(verdict=Verdict.SUCCESS, usage=usage)
     return replace(outcome, usage=usage)
-
-
-def _media_type(headers: Headers) -> bytes:
-    return (header(headers, b"content-type") or b"").partition(b";")[0].strip().lower()

@@ -14,7 +14,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Protocol
 
-from resilient_llm.message import Headers
+from resilient_llm.message import Headers, header
 
 __all__ = ["MAX_DECODED", "ContentDecoder", "decode_body"]
 
@@ -24,6 +24,7 @@ MAX_DECODED = 1 << 20
 MAX_DECODED_READ = 16 << 20
 """How many bytes one read of a compressed stream may become, by default."""
 
+_CONTENT_ENCODING = b"content-encoding"
 _MAX_ENCODINGS = 3
 
 
@@ -213,9 +214,9 @@ _STEPS: Mapping[bytes, Callable[[], _Step]] = {
 
 def _steps(headers: Headers) -> list[_Step]:
     """Give what undoes the encodings, in the order in which that is done."""
-    values = [value for name, value in headers if name.lower() == b"content-encoding"]
-    if not values:
+    if header(headers, _CONTENT_ENCODING) is None:
         return []
+    values = [value for name, value in headers if name.lower() == _CONTENT_ENCODING]
     encodings = [token.strip().lower() for token in b",".join(values).split(b",")]
     encodings = [encoding for encoding in encodings if encoding not in (b"", b"identity")]
     if len(encodings) > _MAX_ENCODINGS:

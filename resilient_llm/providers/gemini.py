@@ -195,7 +195,7 @@ def _read_interaction(interaction: JSONObject, answer: Answer) -> None:
     answer.begin()
     status = interaction.get("status")
     if status == "failed":
-        answer.problem = next(objects(interaction.get("errors")), {"message": "the interaction failed"})
+        answer.problem = next(iter(objects(interaction.get("errors"))), {"message": "the interaction failed"})
     elif status not in ("in_progress", "queued"):
         answer.finish(status)
     usage = interaction.get("usage")

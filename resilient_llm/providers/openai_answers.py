@@ -76,7 +76,7 @@ def _detail(usage: JSONObject, name: str, *holders: str) -> int | None:
     """Give the first number of this name in one of the objects that are called so."""
     for holder in holders:
         if holder in usage:  # most usage has none of them, and is read for each reply
-            found = count(usage, holder, name)
+            found = count(usage[holder], name)
             if found is not None:
                 return found
     return None
@@ -99,19 +99,20 @@ def _read_completion(body: JSONObject, answer: Answer) -> bool:
         message = choice.get("delta") or choice.get("message")
         if isinstance(message, dict):
             for name, value in message.items():
-                said = (bool(value) and _read_field(name, value, message, answer, index)) or said
+                if value and name != "role":
+                    said = _read_field(name, value, message, answer, index) or said
         answer.finish(choice.get("finish_reason"), index)
     return said
 
 
 def _read_field(name: str, value: object, message: JSONObject, answer: Answer, index: int) -> bool:
     """Read a field of a message that is not empty; tell whether it is the model's."""
-    if name == "role":
-        return False
-    if name == "audio":
+    if name == "content" and isinstance(value, str):
+        answer.say(value, index)
+    elif name == "audio":
         return _read_sound(value, answer)
-    if isinstance(value, str):
-        _read_text(name, value, message, answer, index)
+    elif isinstance(value, str):
+        _read_text(name, value, message, answer)
     elif name == "content":
         for part in objects(value):
             _read_part(part, answer, index)
@@ -125,10 +126,8 @@ def _read_field(name: str, value: object, message: JSONObject, answer: Answer, i
     return True
 
 
-def _read_text(name: str, text: str, message: JSONObject, answer: Answer, index: int) -> None:
-    if name == "content":
-        answer.say(text, index)
-    elif name == "reasoning_content" and message.get("reasoning"):
+def _read_text(name: str, text: str, message: JSONObject, answer: Answer) -> None:
+    if name == "reasoning_content" and message.get("reasoning"):
         pass  # the same under its older name
     elif name in _THINKING:
         answer.think(text)

@@ -6,11 +6,11 @@ names in it mean is told in `codes`, and the bytes themselves are forwarded as t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
+from resilient_llm.core.json_parse import parse_json
 from resilient_llm.message import Headers
 from resilient_llm.providers.codes import DAILY_QUOTA
 
@@ -47,10 +47,9 @@ def parse(body: bytes | None) -> object:
     if not body:
         return None
     try:
-        parsed: object = json.loads(body)
+        return parse_json(body)
     except (ValueError, RecursionError):
         return None
-    return parsed
 
 
 def read_problem(body: object, headers: Headers | None = None) -> Problem:
@@ -83,14 +82,15 @@ def read_problem(body: object, headers: Headers | None = None) -> Problem:
 
 def reports_error(body: object) -> bool:
     """Tell whether the parsed body of a 2xx, or of an event of its stream, is an error and no answer."""
-    body = _unwrap(body)
     if not isinstance(body, dict):
-        return False
+        body = _unwrap(body)
+        if not isinstance(body, dict):
+            return False
     if body.get("type") in ("error", "response.failed") or body.get("object") == "error":
         return True
     choices = body.get("choices")
     if isinstance(choices, list) and choices:
-        return all(map(_has_failed, choices))
+        return _has_failed(choices[0]) and all(map(_has_failed, choices))
     error = body.get("error")
     if isinstance(error, dict):  # some replies have the fields of an error, all of them null
         return any(value is not None for value in error.values())

@@ -42,7 +42,7 @@ _COUNTS = ("tokens", "TokenCount")
 _OBJECTS = frozenset({"functionCall", "input"})
 """Arguments that come as objects: their length is not that of a string under one of the names above."""
 
-_STRING = re.compile(r'"((?:[^"\\]|\\.)*+)"(\s*+:\s*+)?')
+_STRING = re.compile(r'"([^"\\]*+(?:\\.[^"\\]*+)*+)"(\s*+:\s*+)?')
 _NUMBER = re.compile(r"(?:0|[1-9][0-9]{0,17})(?![0-9.eE])")
 _DECODER = json.JSONDecoder()
 
@@ -66,7 +66,18 @@ class _Hole(NamedTuple):
 class Shape:
     """Hold what all events of one shape have in common."""
 
-    __slots__ = ("_bodies", "_head", "_holes", "_open", "_skeleton", "_tail", "event", "settles")
+    __slots__ = (
+        "_bodies",
+        "_head",
+        "_holes",
+        "_left",
+        "_open",
+        "_skeleton",
+        "_start",
+        "_tail",
+        "event",
+        "settles",
+    )
 
     def __init__(self, event: str, data: str, places: list[_Place], previous: Shape | None) -> None:
         self.event = event
@@ -86,6 +97,8 @@ class Shape:
         holes = [places[number] for number in sorted(self._open)]
         self._head = data[: holes[0].start]
         self._tail = data[holes[-1].end :]
+        self._start = len(self._head)
+        self._left = len(self._tail)
         rest = [data[hole.end : after.start] for hole, after in pairwise(holes)]
         self._holes = [
             _Hole(hole.text, hole.number, until, len(until))
@@ -100,8 +113,8 @@ class Shape:
         """
         if not data.startswith(self._head) or not data.endswith(self._tail):
             return 0
-        position = len(self._head)
-        last = len(data) - len(self._tail)
+        position = self._start
+        last = len(data) - self._left
         characters = 0
         for text, number, until, size in self._holes:
             end = data.find(until, position, last) if size else last
@@ -151,11 +164,12 @@ def _places(data: str) -> list[_Place]:
     places = []
     name, value = "", -1  # the last name, and where its value begins
     for match in _STRING.finditer(data):
-        if match[2] is None:
-            if match.start() == value and match[1] and (name in TEXTS or name in _IDS):
+        string, colon = match.groups()
+        if colon is None:
+            if string and (name in TEXTS or name in _IDS) and match.start() == value:
                 places.append(_Place(match.start(1), match.end(1), text=name in TEXTS, number=False))
             continue
-        name, value = match[1], match.end()
+        name, value = string, match.end()
         if "\\" in name or name in _OBJECTS:
             return []
         if name in _NUMBERS or name.endswith(_COUNTS):

@@ -51,6 +51,8 @@ class StreamReader:
         "_rest",
         "_status",
         "_unread",
+        "boundary",
+        "encoded",
         "saved_by_tail",
     )
 
@@ -67,9 +69,13 @@ class StreamReader:
     ) -> None:
         headers = headers or []
         decoder = ContentDecoder(headers)
-        self._decoder = None if decoder.identity else decoder
+        self.encoded = not decoder.identity
+        """Whether the stream has a content encoding, so that no event can be put into it."""
+        self._decoder = decoder if self.encoded else None
         self._parser: SSEParser | JSONArrayParser
         self._parser = (JSONArrayParser if array else SSEParser)(max_event_size=max_event_size)
+        self.boundary = 0
+        """The offset up to which events are whole; see `SSEParser.boundary`."""
         self._events = EventReader(dialect, status, headers, keep_text=keep_text)
         self._status = status
         self._expected = expected
@@ -111,11 +117,6 @@ class StreamReader:
         return self._decoder is not None and self._decoder.blind
 
     @property
-    def encoded(self) -> bool:
-        """Tell whether the stream has a content encoding, so that no event can be put into it."""
-        return self._decoder is not None
-
-    @property
     def malformed(self) -> int:
         """Count the events that were not what the dialect's are written in."""
         return self._events.malformed
@@ -130,11 +131,6 @@ class StreamReader:
         """Give how many bytes have been read."""
         return self._parser.offset
 
-    @property
-    def boundary(self) -> int:
-        """Give the offset up to which events are whole; see `SSEParser.boundary`."""
-        return self._parser.boundary
-
     def feed(self, data: bytes) -> list[tuple[EventKind, Event]]:
         """Take the next bytes and give the events they complete, each with its kind."""
         if self._decoder is not None:
@@ -146,6 +142,8 @@ class StreamReader:
             events = parser.feed(data)
         except EventTooLargeError as error:
             return self._give_up(error)
+        finally:
+            self.boundary = parser.boundary
         if not events:
             self._rest += data[: _MAX_REST - len(self._rest)]
             return []
@@ -233,5 +231,7 @@ class StreamReader:
         answer = self.answer
         final = outcome.ok or answer.finished or self._events.accounted
         usage = answer.usage if final and answer.output_tokens is not None else answer.estimate()
+        if outcome is SUCCESS:  # nearly always, and `replace` is slow
+            return Outcome(verdict=Verdict.SUCCESS, usage=usage)
         ambiguous = outcome.ambiguous or (self.has_content and outcome.verdict is Verdict.FAILURE)
         return replace(outcome, usage=usage, ambiguous=ambiguous)

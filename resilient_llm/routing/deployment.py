@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from resilient_llm.core.credential_pool import CredentialPool
+from resilient_llm.ordering import chained
 from resilient_llm.outcome import Outcome, Verdict
 from resilient_llm.policies.circuit_breaker import CircuitBreaker
 from resilient_llm.providers import UNKNOWN
@@ -19,17 +20,19 @@ from resilient_llm.routing.health import Durations
 from resilient_llm.routing.rewrite import rewrite
 
 if TYPE_CHECKING:
-    from resilient_llm.call import Call, CallNext, Policy
+    from resilient_llm.call import Call, CallNext
     from resilient_llm.core.credential_pool import CredentialUse, Terms
     from resilient_llm.core.target_load import TargetLoad
-    from resilient_llm.message import Reply
     from resilient_llm.policies.tokens import Estimate
     from resilient_llm.routing.needs import Needs
     from resilient_llm.routing.stored_answers import StoredAnswers
     from resilient_llm.routing.waiting import Waiting
     from resilient_llm.target import Target
 
-__all__ = ["ELSEWHERE", "LONGEST_HINT", "Deployment"]
+__all__ = ["ANSWERED_BY", "ELSEWHERE", "LONGEST_HINT", "Deployment"]
+
+ANSWERED_BY = b"x-resilient-llm-target"
+"""The header that names the target a reply is from."""
 
 LONGEST_HINT = 900.0
 """Seconds that a target cools down at most, whatever it has said; then one call finds out how it is."""
@@ -46,7 +49,7 @@ _SPREAD = 0.1
 _SOON = 1.0
 """Seconds after which a call that asks how long it takes may know more: nobody knows when calls end."""
 
-_MEANS = {Verdict.SUCCESS: True, Verdict.FAILURE: False}
+_SUCCESS = Verdict.SUCCESS
 
 
 class Deployment:
@@ -75,6 +78,7 @@ class Deployment:
         "credentials",
         "durations",
         "failures",
+        "header",
         "isolated",
         "load",
         "place",
@@ -96,6 +100,8 @@ class Deployment:
         self.target = target
         self.place = (target.url, target.credentials, tuple(target.headers.items()))
         """What targets have in common that find each other's stored answers."""
+        self.header = (ANSWERED_BY, target.name.encode())
+        """What a reply says of where it is from."""
         self.load = load
         self.credentials = (
             CredentialPool(target.credentials, known=credentials) if target.credentials else None
@@ -129,11 +135,12 @@ class Deployment:
             why = self.never(needs)
             if why is not None:
                 return why
-        if now < self.cooling_until or self._is_being_tried:
+        if now < self.cooling_until or (self._on_trial and self._is_being_tried):
             return "cooling_down"
         pool = self.credentials
+        waiting = self._waiting
         if pool is not None and (
-            not pool.is_ready(now, call.purpose) or self._waiting.is_others_turn(call, pool)
+            not pool.is_ready(now, call.purpose) or (waiting.deciding and waiting.is_others_turn(call, pool))
         ):
             if pool.wait(now, call.purpose, patience=0.0) < math.inf:
                 return "credential_busy"
@@ -222,11 +229,14 @@ class Deployment:
         self._chained = self._chain = None  # or the other router's pipeline would be kept
 
     def _reopens_in(self, call: Call) -> float:
+        circuits = (call.parent or call).circuits
+        circuits = (*self.circuits, *circuits) if circuits else self.circuits
+        if not circuits:
+            return 0.0
         asked, call.target = call.target, self.target  # circuits go by it
         longest = 0.0
-        for circuits in (self.circuits, (call.parent or call).circuits):
-            for circuit in circuits:
-                longest = max(longest, circuit.reopens_in(call))
+        for circuit in circuits:
+            longest = max(longest, circuit.reopens_in(call))
         call.target = asked
         return longest
 
@@ -244,10 +254,7 @@ class Deployment:
         if not self.target.policies:
             return call_next
         if self._chained is not call_next or self._chain is None:
-            chain = call_next
-            for policy in reversed(self.target.policies):
-                chain = _Step(policy, chain)
-            self._chained, self._chain = call_next, chain
+            self._chained, self._chain = call_next, chained(self.target.policies, call_next)
         return self._chain
 
     def _finished(self, call: Call, index: int | None, taken: float, outcome: Outcome) -> None:
@@ -258,41 +265,56 @@ class Deployment:
 
     def _note(self, call: Call, index: int | None, taken: float, now: float, outcome: Outcome) -> None:
         """Learn from the end of an attempt, or from its being taken back."""
-        # A key that is refused at once must not make its target look idle and quick.
-        ok = False if outcome.dead_credential and self.credentials is None else _MEANS.get(outcome.verdict)
+        ok = self._judge(outcome)
         first_token = call.first_content
         if first_token is None and (ok or call.superseded):
             first_token = now - call.started  # one that was overtaken has taken at least as long
         self.load.finished(now, call.tokens or 0.0, ok=ok, first_token=first_token)
         if index is not None and self.credentials is not None:
-            self._give_back(self.credentials, index, taken, now, outcome)
+            if ok:
+                self.credentials.release(index, taken=taken, ok=True)
+            else:
+                self._give_back(self.credentials, index, taken, now, outcome)
         if call.sent is False:
             return
         self.attempts += 1
         if ok:
-            self._on_trial = False
-            self._stored.keep(call, self.target.name, now)
-            self.durations.add(now - call.started)
-            # Not by an answer to what was asked before its circuit opened.
-            if self in self._out and self._reopens_in(call) <= 0:
-                del self._out[self]
-                self.load.came_back(now)
-        elif ok is False:
-            self.failures += 1
-            if self._reopens_in(call) > 0:  # nobody may ask meanwhile, and notice: others may be preferred
-                self._out[self] = None
-        elif outcome.dead_credential:
-            self.failures += 1
-        self._learn(outcome, index, now)
-        owner = call.parent or call
-        owner.cost += attempt_cost(call, self.target.price_for(call.model), outcome, self._estimate)
+            self._succeeded(call, now)
+        else:
+            if ok is False or outcome.dead_credential:
+                self.failures += 1
+            if ok is False and self._reopens_in(call) > 0:
+                self._out[self] = None  # nobody may ask meanwhile, and notice: others may be preferred
+            self._learn(outcome, index, now)
+        price = self.target.price_for(call.model)
+        if price is not None:
+            owner = call.parent or call
+            owner.cost += attempt_cost(call, price, outcome, self._estimate)
+
+    def _succeeded(self, call: Call, now: float) -> None:
+        self._on_trial = False
+        self._stored.keep(call, self.target.name, now)
+        self.durations.add(now - call.started)
+        # Not by an answer to what was asked before its circuit opened.
+        if self._out and self in self._out and self._reopens_in(call) <= 0:
+            del self._out[self]
+            self.load.came_back(now)
+
+    def _judge(self, outcome: Outcome) -> bool | None:
+        """Tell whether an attempt speaks for the target or against it; `None` when it says nothing."""
+        if outcome.verdict is _SUCCESS:
+            return True
+        if outcome.verdict is Verdict.FAILURE:
+            return False
+        # A key that is refused at once must not make its target look idle and quick.
+        return False if outcome.dead_credential and self.credentials is None else None
 
     def _give_back(
         self, pool: CredentialPool, index: int, taken: float, now: float, outcome: Outcome
     ) -> None:
         if outcome.dead_credential:
             pool.set_aside(index, now, outcome.retry_after, taken=taken)
-        answered = outcome.ok or (outcome.status is not None and not outcome.dead_credential)
+        answered = outcome.status is not None and not outcome.dead_credential
         pool.release(index, taken=taken, ok=answered or None)
 
     def _learn(self, outcome: Outcome, index: int | None, now: float) -> None:
@@ -314,16 +336,3 @@ class Deployment:
             hint = pool.resting(now)
         if hint and now + hint > self.cooling_until:
             self.cooling_until, self._spread, self._on_trial = now + hint, _SPREAD * hint, absurd
-
-
-class _Step:
-    """A policy of a target's own and what comes after it."""
-
-    __slots__ = ("_next", "_policy")
-
-    def __init__(self, policy: Policy, call_next: CallNext) -> None:
-        self._policy = policy
-        self._next = call_next
-
-    async def __call__(self, call: Call) -> Reply:
-        return await self._policy(call, self._next)

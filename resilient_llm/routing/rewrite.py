@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import re
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from resilient_llm.core.json_member import with_member
 from resilient_llm.core.multipart import with_field
 from resilient_llm.providers import dialect_for
 from resilient_llm.routing.address import address_at, provider_of, query_at, unsuitable
+from resilient_llm.routing.header_rules import HeaderRules
 
 if TYPE_CHECKING:
     from resilient_llm.message import Headers, Request
@@ -23,47 +24,10 @@ if TYPE_CHECKING:
 
 __all__ = ["keeps_model", "rewrite"]
 
-_SECRETS = frozenset(
-    {
-        b"api-key",
-        b"authentication",
-        b"authorization",
-        b"cookie",
-        b"cookie2",
-        b"ocp-apim-subscription-key",
-        b"openai-organization",
-        b"openai-project",
-        b"proxy-authorization",
-        b"x-amz-content-sha256",
-        b"x-amz-date",
-        b"x-api-key",
-        b"x-goog-api-key",
-        b"x-goog-user-project",
-        b"x-key",
-        b"x-token",
-    }
-)
-# Gateways' own names for them: cf-aig-authorization, helicone-auth, x-litellm-api-key, x-amz-security-token ...
-_SECRET_ENDINGS = (
-    b"-access-key",
-    b"-access-token",
-    b"-api-key",
-    b"-api-token",
-    b"-auth",
-    b"-auth-token",
-    b"-authorization",
-    b"-client-secret",
-    b"-secret-key",
-    b"-security-token",
-    b"-session-token",
-    b"-subscription-key",
-    b"_api_key",
-)
 _BEARER_ONLY = frozenset({"aws.bedrock", "gcp.vertex_ai"})
 _AZURE = frozenset({"azure.ai.inference", "azure.ai.openai"})
 _MODEL = "model"
 _USERINFO = re.compile(r"(?<=://)[^/@]*@")
-_DIGESTS = frozenset({b"content-digest", b"content-md5", b"digest"})
 _EACH_MODEL = re.compile(rb'((?<!\\)"model"[ \t\n\r]*:[ \t\n\r]*)"models/[^"\\]*"')
 
 
@@ -78,8 +42,8 @@ def rewrite(request: Request, target: Target, secret: str | None) -> Request:
     Raises `NoTargetError`, with one word for why in `rejected`, for a request that cannot be written for the target:
     a route that it does not have, or a body whose model cannot be replaced.
     """
-    plan = _plan(target)
     dialect = target.dialect or dialect_for(request).name
+    plan = _plan(target, dialect)
     url, mark, query = request.url.partition("?")
     versioned = "api-version=" in query
     model = target.model
@@ -94,17 +58,20 @@ def rewrite(request: Request, target: Target, secret: str | None) -> Request:
             query = query_at(query, strip=strip, api_version=target.api_version, versioned=address.versioned)
         where = f"{where}?{query}" if query else where
     body = None if target.model is None else _body(request, target, dialect)
-    added = plan.own
+    rules = plan.rules(strip=strip, opened=secret is not None, resized=body is not None)
+    headers = rules.apply(request.headers, None if body is None else len(body))
+    headers += plan.own
     if secret is not None:
-        added = [*added, _authentication(target.auth, plan.provider, dialect, secret)]
-    size = None if body is None else len(body)
-    headers = _headers(request, plan.host, added, strip=strip, size=size)
+        name, before = plan.opener
+        headers.append((name, f"{before}{secret}".encode()))
     if body is None and where == request.url and headers == request.headers:
         return request
     changed = request.replace(url=where, headers=headers, body=body)
     changed.buffer_upload = None  # it would make a request for where the caller sends it
-    if body is not None and target.model is not None and _MODEL in request.json:
-        changed._json = {**request.json, _MODEL: _called(request, target.model, dialect)}
+    if body is not None and target.model is not None:
+        asked = request.json
+        if _MODEL in asked:
+            changed._json = {**asked, _MODEL: _called(asked[_MODEL], target.model, dialect)}
     return changed
 
 
@@ -116,24 +83,41 @@ def keeps_model(request: Request, target: Target) -> bool:
     return target.model is not None and request.body is None
 
 
-class _Plan(NamedTuple):
-    """What is the same for all requests to a target."""
+class _Plan:
+    """What is the same for all requests in one dialect to a target."""
 
-    provider: str | None
-    host: bytes | None
-    own: Headers
-    versioned: bool
+    __slots__ = ("_rules", "host", "opener", "own", "versioned")
+
+    def __init__(
+        self, host: bytes | None, own: Headers, opener: tuple[bytes, str], *, versioned: bool
+    ) -> None:
+        self.host = host
+        self.own = own
+        self.opener = opener
+        self.versioned = versioned
+        self._rules: dict[tuple[bool, bool, bool], HeaderRules] = {}
+
+    def rules(self, *, strip: bool, opened: bool, resized: bool) -> HeaderRules:
+        rules = self._rules.get((strip, opened, resized))
+        if rules is None:
+            replaced = [name for name, _ in self.own]
+            if opened:
+                replaced.append(self.opener[0])
+            rules = HeaderRules(self.host, replaced, strip=strip, resized=resized)
+            self._rules[strip, opened, resized] = rules
+        return rules
 
 
 @lru_cache(maxsize=1024)
-def _plan(target: Target) -> _Plan:
+def _plan(target: Target, dialect: str) -> _Plan:
     host = None
     if target.url is not None:
         parts = urlsplit(target.url)
         default = {"http": ":80", "https": ":443"}[parts.scheme]
         host = parts.netloc.removesuffix(default).encode("ascii")
     own = [(name.lower().encode(), value.encode()) for name, value in target.headers.items()]
-    return _Plan(provider_of(target), host, own, target.api_version is not None)
+    opener = _opener(target, provider_of(target), dialect)
+    return _Plan(host, own, opener, versioned=target.api_version is not None)
 
 
 def _named(request: Request) -> str | None:
@@ -141,37 +125,10 @@ def _named(request: Request) -> str | None:
     return named if isinstance(named, str) else None
 
 
-def _headers(
-    request: Request, host: bytes | None, added: Headers, *, strip: bool, size: int | None
-) -> Headers:
-    """Give the headers with those `added` in place of the caller's of the same name."""
-    replaced = [name for name, _ in added]
-    headers = []
-    for header in request.headers:
-        name = header[0].lower()
-        if name == b"host":
-            headers.append(header if host is None else (header[0], host))
-        elif name == b"content-length" and size is not None:
-            headers.append((header[0], str(size).encode()))
-        elif size is not None and name in _DIGESTS:
-            continue  # of another body
-        elif not (strip and _is_secret(name)) and name not in replaced:
-            headers.append(header)
-    headers += added
-    return headers
-
-
-@lru_cache(maxsize=1024)
-def _is_secret(name: bytes) -> bool:
-    """Tell whether a header (lower case) is one that credentials come in."""
-    return name in _SECRETS or name.endswith(_SECRET_ENDINGS)
-
-
-def _authentication(auth: str | None, provider: str | None, dialect: str, secret: str) -> tuple[bytes, bytes]:
-    scheme = auth or _scheme(provider, dialect)
-    if scheme.lower() == "bearer":
-        return b"authorization", f"Bearer {secret}".encode()
-    return scheme.lower().encode(), secret.encode()
+def _opener(target: Target, provider: str | None, dialect: str) -> tuple[bytes, str]:
+    """Give the header that a secret goes out in, and what stands before it there."""
+    scheme = (target.auth or _scheme(provider, dialect)).lower()
+    return (b"authorization", "Bearer ") if scheme == "bearer" else (scheme.encode(), "")
 
 
 def _scheme(provider: str | None, dialect: str) -> str:
@@ -194,8 +151,9 @@ def _body(request: Request, target: Target, dialect: str) -> bytes | None:
     if encoding is not None and encoding.strip().lower() not in (b"", b"identity"):
         raise unsuitable(target, "encoded_body", "the model in a compressed body cannot be replaced")
     try:
-        if _MODEL in request.json:
-            changed = with_member(body, _MODEL, _json(_called(request, model, dialect)))
+        asked = request.json
+        if _MODEL in asked:
+            changed = with_member(body, _MODEL, _json(_called(asked[_MODEL], model, dialect)))
         elif dialect == "gemini":  # each of a batch of embeddings names it again
             changed = _EACH_MODEL.sub(partial(_renamed, _json(f"models/{model}")), body)
         elif body.startswith(b"--"):
@@ -208,9 +166,8 @@ def _body(request: Request, target: Target, dialect: str) -> bytes | None:
     return None if changed == body else changed
 
 
-def _called(request: Request, model: str, dialect: str) -> str:
-    """Say how a body is to name the model: with Google's prefix where the caller writes that."""
-    named = request.json[_MODEL]
+def _called(named: object, model: str, dialect: str) -> str:
+    """Say how a body is to name the model: with Google's prefix where the caller, who has `named` it, writes that."""
     prefixed = dialect == "gemini" and isinstance(named, str) and named.startswith("models/")
     return f"models/{model}" if prefixed and "/" not in model else model
 

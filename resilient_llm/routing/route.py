@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from resilient_llm.routing.deployment import Deployment
     from resilient_llm.routing.needs import Needs
 
-__all__ = ["Choice", "Group", "Queueing", "Route", "Tell"]
+__all__ = ["Group", "Queueing", "Route", "Tell"]
 
+_SUCCESS = Verdict.SUCCESS
 _ROUNDING = 1e-6
 """Seconds by which a time that was kept on a clock may be off."""
 
@@ -43,15 +44,6 @@ class Group(NamedTuple):
     deployments: dict[TargetLoad, Deployment]
     out: dict[Deployment, None]
     """Those of all groups that could not be asked of late, and have not answered since."""
-
-
-class Choice(NamedTuple):
-    """Say which target an attempt goes to, if there is one, and why not to the others."""
-
-    group: Group
-    deployment: Deployment | None
-    rejected: Sequence[str]
-    """Those that the balancer would have preferred, as `target:why`."""
 
 
 class Queueing(NamedTuple):
@@ -89,11 +81,10 @@ class Route:
         "tries",
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - made for every call, where naming them costs
         self,
         chain: Sequence[Group],
         needs: Needs,
-        *,
         balancer: Balancer,
         patience: float,
         random: Random,
@@ -125,8 +116,11 @@ class Route:
         """Give the model it is at."""
         return self._chain[self._stage]
 
-    def choose(self, call: Call, now: float) -> Choice:
-        """Give the best target that may be asked now, if the model it is at has one."""
+    def choose(self, call: Call, now: float) -> tuple[Deployment | None, Sequence[str]]:
+        """Give the best target that may be asked now, if the model it is at has one.
+
+        Then those that the balancer would have preferred, as `target:why`.
+        """
         group = self._chain[self._stage]
         rejected: list[str] = []
         fresh = not (self._tried or self._given_up or self._refused)
@@ -134,7 +128,7 @@ class Route:
             # Left to chance, the call that finds out that a target is back might be long in coming.
             for deployment in group.out:
                 if deployment.load in group.deployments and deployment.wants_probe(call, self.needs, now):
-                    return Choice(group, deployment, rejected)
+                    return deployment, rejected
         loads: Iterable[TargetLoad] = group.pool.loads
         if len(group.pool.loads) > 1:
             loads = self._balancer.order(group.pool, self.needs, now, self._random)
@@ -144,9 +138,9 @@ class Route:
             if why is None:
                 why = deployment.why_not(call, self.needs, now)
                 if why is None:
-                    return Choice(group, deployment, rejected)
+                    return deployment, rejected
             rejected.append(f"{load.name}:{why}")
-        return Choice(group, None, rejected)
+        return None, rejected
 
     def _why_not(self, deployment: Deployment) -> str | None:
         if deployment in self._given_up:
@@ -184,6 +178,8 @@ class Route:
         self._refused.clear()
 
     def _ended(self, call: Call, deployment: Deployment, outcome: Outcome) -> None:
+        if outcome.verdict is _SUCCESS:
+            return
         if outcome.context_exceeded:
             self.needs.outgrew(deployment.target.context_window)
         elif outcome.silent and self._has_another(deployment):

@@ -21,6 +21,7 @@ from resilient_llm.policies._options import flag, function, instance_of, label, 
 from resilient_llm.policies.circuit_breaker import CircuitBreaker
 from resilient_llm.policies.tokens import TokenEstimate
 from resilient_llm.routing.balancers import Balancer, WeightedLeastConnections
+from resilient_llm.routing.deployment import ANSWERED_BY
 from resilient_llm.routing.fleet import Fleet
 from resilient_llm.routing.health import Health, circuits_of, report
 from resilient_llm.routing.needs import Needs
@@ -46,9 +47,6 @@ if TYPE_CHECKING:
 __all__ = ["ANSWERED_BY", "Router", "Targets"]
 
 logger = logging.getLogger("resilient_llm")
-
-ANSWERED_BY = b"x-resilient-llm-target"
-"""The header that names the target a reply is from."""
 
 Targets: TypeAlias = Mapping[str, Target | Sequence[Target]] | Sequence[Target]
 """Equivalent targets by the model that callers ask for, or those for whatever they ask for."""
@@ -189,11 +187,19 @@ class Router:
     async def __call__(self, call: Call, call_next: CallNext) -> Reply:
         """Send an attempt to a target, and to the next one as long as they refuse it."""
         route = self._route(call)
+        waits_since: float | None = None
         while True:
-            deployment = await self._choose(call, route)
+            now = call.loop.time()
+            deployment, rejected = route.choose(call, now)
+            if deployment is None:
+                waits_since = await self._go_without(call, route, rejected, waits_since)
+                continue
+            waits_since = None
+            if call.telemetry.recording:
+                self._report(call, route, rejected, deployment)
             mark = call.mark()
             try:
-                route.send(call, deployment, call.loop.time())
+                route.send(call, deployment, now)
                 reply = await deployment.chain(call_next)(call)
             except RejectedError as error:
                 await call.retract(mark)
@@ -201,7 +207,7 @@ class Router:
                 continue
             if self.name_target:
                 headers = [header for header in reply.headers if header[0].lower() != ANSWERED_BY]
-                headers.append((ANSWERED_BY, deployment.target.name.encode()))
+                headers.append(deployment.header)
                 reply.headers = headers
             return reply
 
@@ -210,7 +216,8 @@ class Router:
         owner = call.parent or call
         route = owner.route
         if not isinstance(route, Route):
-            self._loop.bind(call.loop)
+            if self._loop.loop is not call.loop:
+                self._loop.bind(call.loop)
             while self._untold:
                 call.telemetry.event(call, TARGET_CHANGE, self._untold.popleft().attributes())
             kept_by = self._kept_by(call)
@@ -218,14 +225,8 @@ class Router:
             if model is None and kept_by is not None:  # to read a stored answer, say
                 model = next(name for name, targets in self._models.items() if kept_by.target in targets)
             chain = self._chain(model)
-            route = owner.route = Route(
-                chain,
-                self._needs(call, chain, kept_by),
-                balancer=self.balancer,
-                patience=self.patience,
-                random=self.random,
-                tell=self._report,
-            )
+            needs = self._needs(call, chain, kept_by)
+            route = owner.route = Route(chain, needs, self.balancer, self.patience, self.random, self._report)
         elif route.needs.request is not call.request:  # it goes on with an answer, say
             larger_than = route.needs.larger_than
             route.needs = self._needs(call, route.chain, self._kept_by(call))
@@ -245,34 +246,33 @@ class Router:
             needs.place = kept_by.place
         return needs
 
-    async def _choose(self, call: Call, route: Route) -> Deployment:
-        """Choose a target, waiting for one if need be; raise when there is none."""
+    async def _go_without(
+        self, call: Call, route: Route, rejected: Sequence[str], waits_since: float | None
+    ) -> float | None:
+        """Wait for a target, or go on to the next model; raise when neither is of use.
+
+        Gives since when the call waits for the model it is at now; `None` when it does not yet.
+        """
+        now = call.loop.time()
         hedge = call.reason == "hedge"
-        began, waited = call.loop.time(), False
-        while True:
-            now = call.loop.time()
-            choice = route.choose(call, now)
-            if choice.deployment is not None:
-                self._report(call, route, choice.rejected, choice.deployment)
-                return choice.deployment
-            patience = self.patience if route.has_next(call) else self.max_wait
-            wait, spread, pools = route.queueing(call)
-            # How long others will use a credential nobody knows: then it is the whole wait that has an end.
-            limit = 0.0 if hedge else min(began + patience - now if pools else patience, call.remaining())
-            if limit > 0 and (pools or wait <= limit + _ROUNDING):
-                if not waited:
-                    self._report(call, route, choice.rejected)
-                soonest = limit if wait > limit else wait + self.random.uniform(0.0, spread)
-                await self._wait(call, pools, soonest, again=waited)
-                waited = True
-            elif not hedge and route.next_model(call):
-                began, waited = call.loop.time(), False
-            else:
-                passed = route.passed(call)
-                error = refusal(passed, route.needs, self.name)
-                self._report(call, route, [str(one) for one in passed])
-                call.telemetry.rejected(call, error)
-                raise error
+        since = now if waits_since is None else waits_since
+        patience = self.patience if route.has_next(call) else self.max_wait
+        wait, spread, pools = route.queueing(call)
+        # How long others will use a credential nobody knows: then it is the whole wait that has an end.
+        limit = 0.0 if hedge else min(since + patience - now if pools else patience, call.remaining())
+        if limit > 0 and (pools or wait <= limit + _ROUNDING):
+            if waits_since is None:
+                self._report(call, route, rejected)
+            soonest = limit if wait > limit else wait + self.random.uniform(0.0, spread)
+            await self._wait(call, pools, soonest, again=waits_since is not None)
+            return since
+        if not hedge and route.next_model(call):
+            return None
+        passed = route.passed(call)
+        error = refusal(passed, route.needs, self.name)
+        self._report(call, route, [str(one) for one in passed])
+        call.telemetry.rejected(call, error)
+        raise error
 
     async def _wait(
         self, call: Call, pools: Sequence[CredentialPool], seconds: float, *, again: bool
@@ -323,7 +323,8 @@ class Router:
             raise UnknownModelError(
                 f"no targets are declared for model {model!r}; known are {known}", name=self.name
             )
-        return self._fleet.chain((name, *_listed(self.fallbacks.get(name, ()))))
+        fallbacks = self.fallbacks.get(name)
+        return self._fleet.chain((name,) if fallbacks is None else (name, *_listed(fallbacks)))
 
     def _declared(self, model: str | None) -> str | None:
         """Give the model whose targets answer for one that is asked for; `None` when there is none."""

@@ -23,7 +23,6 @@ _MAX_SIZE = 16 * 1024 * 1024
 _KEPT = 30 * 24 * 3600.0
 """Seconds; OpenAI keeps responses for 30 days."""
 
-_STORED = re.compile("/responses|/conversations")
 _IN_PATH = re.compile(r"/(?:responses|conversations)/([A-Za-z]+_[^/?#]+)")
 
 
@@ -37,7 +36,7 @@ class StoredAnswers:
 
     def target_of(self, request: Request, now: float) -> str | None:
         """Give the name of the target that has what a request refers to; `None` where that is not known."""
-        if _STORED.search(request.url) is None:
+        if not _is_of_stored(request.url):
             return None
         found = (self._targets.get(name, now) for name in _referred_to(request))
         return next((name[0].decode() for name in found if name is not None), None)
@@ -45,11 +44,15 @@ class StoredAnswers:
     def keep(self, call: Call, target: str, now: float) -> None:
         """Remember that a target has answered an attempt."""
         request = call.request
-        if _STORED.search(request.url) is None or request.json.get("store") is False:
+        if not _is_of_stored(request.url) or request.json.get("store") is False:
             return
         for name in (call.answer_id, *_referred_to(request)):
             if name is not None:
                 self._targets.put(name, target.encode(), now, _KEPT)
+
+
+def _is_of_stored(url: str) -> bool:
+    return "/responses" in url or "/conversations" in url
 
 
 def _referred_to(request: Request) -> Iterator[str]:

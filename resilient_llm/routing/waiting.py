@@ -34,11 +34,12 @@ class _Waiter:
 class Waiting:
     """Let calls wait until it is their turn to use a credential of one of several pools."""
 
-    __slots__ = ("_deciding", "_waiters")
+    __slots__ = ("_waiters", "deciding")
 
     def __init__(self) -> None:
         self._waiters: dict[_Waiter, None] = {}  # a set that keeps its order
-        self._deciding: list[_Waiter] = []  # whose turn it is, and who have not run since
+        self.deciding: list[_Waiter] = []
+        """Those whose turn it is, and who have not run since."""
 
     async def wait(
         self, call: Call, pools: Sequence[CredentialPool], seconds: float, *, again: bool = False
@@ -66,20 +67,21 @@ class Waiting:
 
     def _decided(self, waiter: _Waiter) -> None:
         """Let the next one have what the call did not take."""
-        self._deciding.remove(waiter)
+        self.deciding.remove(waiter)
         self.wake(waiter.call.loop.time())
 
     def wake(self, now: float) -> None:
         """Give the first call a turn that could have a credential now."""
-        waiter = next((waiter for waiter in self._waiters if waiter.is_served(now)), None)
-        if waiter is not None:
-            del self._waiters[waiter]
-            self._deciding.append(waiter)
-            waiter.turn.set()
+        for waiter in self._waiters:
+            if waiter.is_served(now):
+                del self._waiters[waiter]
+                self.deciding.append(waiter)
+                waiter.turn.set()
+                return
 
     def is_others_turn(self, call: Call, pool: CredentialPool) -> bool:
         """Tell whether a call whose turn it is not would take what another has waited for."""
-        deciding = self._deciding
-        if not deciding or any(waiter.call is call for waiter in deciding):
+        deciding = self.deciding
+        if any(waiter.call is call for waiter in deciding):
             return False
         return any(pool in waiter.pools for waiter in deciding)

@@ -79,7 +79,7 @@ class Telemetry:
 
     def begin(self) -> CallTelemetry:
         """Make the recorder of one call; one that does nothing while there is no SDK, and no listener."""
-        recorder = self._recorder()
+        recorder = SILENT if self._all_global and nothing_global() else self._recorder()
         if self.listener is None:
             return recorder
         try:
@@ -89,8 +89,6 @@ class Telemetry:
             return recorder
 
     def _recorder(self) -> CallTelemetry:
-        if self._all_global and nothing_global():
-            return SILENT
         traced, measured = tracing(self._tracer_provider), measuring(self._meter_provider)
         if not traced and not measured:
             return SILENT

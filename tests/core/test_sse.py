@@ -116,6 +116,7 @@ def parse(raw: bytes, at: Iterable[int] = ()) -> list[Event]:
 @example(b"\xef\xbb\xbfdata: a\r\ndata: b\r\n\r\n", range(30))
 @example(b"data: a\r\ndata: b\r\n\r\n", [8, 8])  # an empty read between CR and LF
 @example(b"\xef\xbb\xbf\xef\xbb\xbfdata: a\n\n", range(30))
+@example(b"id: 1\n\ndata: a\n\nevent: e\ndata: b\n\n", [7])
 def test_every_chunking_gives_the_events_of_the_standard(raw: bytes, at: Iterable[int]) -> None:
     parser = SSEParser()
     events = [event for chunk in chunks(raw, at) for event in parser.feed(chunk)] + parser.close()
@@ -169,6 +170,8 @@ def test_the_bytes_of_an_event_are_that_event(raw: bytes, at: Iterable[int]) -> 
 @example(b"\xef\xbb\xbf\n", range(30), 2)
 @example(b"data: a\r\n\r\n", range(30), 9)
 @example(b": abcdef\r\n", range(30), 8)
+@example(b"data: a\n\ndata: bc\n\n", [], 8)  # with the line end of the last line one byte too long
+@example(b"data: a\n\ndata: bc\n\n", [], 9)
 def test_the_size_limit_does_not_depend_on_the_chunking(raw: bytes, at: Iterable[int], limit: int) -> None:
     parser = SSEParser(max_event_size=limit)
     events: list[Event] = []
@@ -324,6 +327,13 @@ def test_the_error_keeps_what_came_before_it_and_is_raised_again() -> None:
     assert caught.value.events == ()
     with pytest.raises(EventTooLargeError):
         parser.close()
+
+
+@pytest.mark.parametrize("at", [[], range(30)])
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_data_that_is_no_utf_8_is_replaced_and_said_to_be_none(at: Iterable[int], end: bytes) -> None:
+    events = parse(b"data: a\xff" + end * 2 + b"data: \xc3\xa4" + end * 2, at)
+    assert [(event.data, event.valid) for event in events] == [("a\ufffd", False), ("\u00e4", True)]
 
 
 def test_comments_between_blocks_never_add_up_to_an_event_too_large() -> None:

@@ -190,6 +190,17 @@ def test_successes_make_it_sound_for_good() -> None:
     assert load.busy(200) == 0
 
 
+def test_a_failure_is_forgotten_in_its_time_however_many_calls_succeed_meanwhile() -> None:
+    load = TargetLoad("t")
+    live_through(load, [Ending(0.0, 0.0, ok=False, first_token=None)])
+    now = live_through(
+        load, [Ending(0.001, 0.0, ok=True, first_token=0.01)] * 10_000
+    )  # its share is 1e-400 of them
+    assert load.busy(now) == pytest.approx(math.exp(-10 / 15))
+    live_through(load, [Ending(0.001, 0.0, ok=True, first_token=0.01)], now=110.0)
+    assert load.busy(110.001) == 0
+
+
 def test_many_failures_weigh_no_more_on_the_ratio_than_ten() -> None:
     few, many = TargetLoad("a"), TargetLoad("b")
     called(few, 0, ok=False, times=10)

@@ -12,6 +12,7 @@ import pytest
 
 from resilient_llm.outcome import Outcome, Scope, Verdict
 from resilient_llm.providers import classify_exception
+from resilient_llm.transports.failures import ConnectError
 
 
 def of_aiohttp(number: int) -> Exception:
@@ -28,13 +29,19 @@ def of_httpx(number: int) -> Exception:
     return outer
 
 
+def of_ours(number: int) -> Exception:
+    outer = ConnectError("why")
+    outer.__cause__ = OSError(number, "why")
+    return outer
+
+
 def outcome_of(error: Exception) -> Outcome:
     outcome = classify_exception(error)
     assert outcome is not None
     return outcome
 
 
-@pytest.mark.parametrize("make", [of_aiohttp, of_httpx])
+@pytest.mark.parametrize("make", [of_aiohttp, of_httpx, of_ours])
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
 def test_it_is_ours_and_not_the_target_s(make: Callable[[int], Exception], number: int) -> None:
     outcome = outcome_of(make(number))

@@ -314,6 +314,16 @@ def test_the_version_header_tells_an_anthropic_request_on_any_route() -> None:
     )
 
 
+def test_the_dialect_is_found_once_and_anew_for_a_request_that_goes_elsewhere() -> None:
+    asked = Request("POST", "https://gateway.example/claude/messages", [], b"{}")
+    assert dialect_for(asked) is UNKNOWN
+    assert dialect_for(asked.replace(body=b'{"model": "m"}')) is UNKNOWN
+    assert dialect_for(asked.replace(url="https://gateway.example/v1/chat/completions")) is OPENAI
+    assert dialect_for(asked.replace(headers=[(b"anthropic-version", b"2023-06-01")])) is ANTHROPIC
+    assert asked.replace(body=b"").dialect is UNKNOWN  # as it goes where it went
+    assert dialect_for(asked) is UNKNOWN
+
+
 @pytest.mark.parametrize(
     ("body", "repeat_safe"),
     [

@@ -21,6 +21,7 @@ from resilient_llm.providers import (
     Dialect,
     is_event_stream,
     is_json,
+    media_type,
     read_body,
 )
 from tests.providers.streams import anthropic, gemini, openai_chat, openai_responses
@@ -506,7 +507,7 @@ def test_what_cannot_be_decoded_or_is_too_long_is_not_judged() -> None:
 )
 def test_content_types(value: bytes | None, stream: bool, json_: bool) -> None:
     headers = [] if value is None else [(b"Content-Type", value)]
-    assert (is_event_stream(headers), is_json(headers)) == (stream, json_)
+    assert (is_event_stream(headers), is_json(media_type(headers))) == (stream, json_)
 
 
 @given(

@@ -127,6 +127,13 @@ def test_an_event_that_is_too_large_is_not_passed_on_and_not_kept(
     assert len(buffer) <= 500 + max(cuts)
 
 
+def test_what_came_before_an_event_that_is_too_large_is_passed_on_though_they_come_together() -> None:
+    passed, _, buffer = buffered(says("Hello") + b"data: " + b"x" * 1000, [2000])
+    assert passed == says("Hello")
+    assert buffer.unreadable
+    assert buffer.stop == len(says("Hello"))
+
+
 @given(whole=st.binary(max_size=500), cuts=CUTS)
 def test_any_bytes(whole: bytes, cuts: list[int]) -> None:
     for dialect, whole_events in ((UNKNOWN, False), (OPENAI, True)):

@@ -96,6 +96,22 @@ async def test_a_cancelled_reader_is_cancelled_and_not_late() -> None:
         assert stream.closed
 
 
+async def test_a_reader_is_sent_away_by_whoever_closes_the_body() -> None:
+    reading, stream = source(math.inf)
+    began = anyio.current_time()
+
+    async def close() -> None:
+        await anyio.sleep(1)
+        await reading.aclose()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(close)
+        with pytest.raises(anyio.ClosedResourceError):
+            await reading.read(take, later(100))
+    assert anyio.current_time() - began == pytest.approx(1)
+    assert stream.closed
+
+
 @ASYNCIO
 async def test_both_at_once() -> None:
     """Whoever is first, the one who wants the task to end is heard."""

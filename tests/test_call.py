@@ -1,0 +1,62 @@
+"""A call and its attempts, by themselves."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from resilient_llm import Profile, Request, Target
+from resilient_llm._loop import EventLoop
+from resilient_llm.call import Call
+from resilient_llm.outcome import Outcome
+from resilient_llm.telemetry.silent import SILENT
+
+pytestmark = pytest.mark.anyio
+
+HOME, AWAY = Target(name="home"), Target(name="away", model="other")
+ASKED = Request("POST", "http://h/v1", [])
+
+
+def begun(read: list[Request]) -> Call:
+    """Begin a call that notes what its profile is read from."""
+
+    def profile(request: Request) -> Profile:
+        read.append(request)
+        return Profile(model="m")
+
+    loop = EventLoop.current()
+    return Call(ASKED, profile, HOME, loop, SILENT, loop.time())
+
+
+async def test_what_is_asked_is_read_once_for_a_call_and_its_attempts() -> None:
+    read: list[Request] = []
+    call = begun(read)
+    first, second = call.attempt(reason="initial"), call.attempt(reason="retry")
+    assert first.profile is second.profile is call.profile
+    assert read == [ASKED]
+
+
+async def test_an_attempt_at_something_else_is_read_by_itself() -> None:
+    read: list[Request] = []
+    other = ASKED.replace(body=b"{}")
+    attempt = begun(read).attempt(reason="initial", request=other)
+    assert attempt.profile.model == "m"
+    assert read == [other]
+
+
+async def test_what_is_taken_back_is_undone_as_it_was_sent() -> None:
+    call = begun([])
+    seen: list[tuple[str, str | None]] = []
+
+    def note(_outcome: Outcome, *, name: str) -> None:
+        seen.append((call.target.name, name))
+
+    call.on_finish(partial(note, name="kept"))
+    mark = call.mark()
+    call.on_finish(partial(note, name="taken back"))
+    call.direct(AWAY, ASKED.replace(url="http://away/v1"))
+    call.holds += (object(),)
+    await call.retract(mark)
+    assert seen == [("away", "taken back")]
+    assert (call.target, call.request, call.holds, call.model) == (HOME, ASKED, (), "m")
