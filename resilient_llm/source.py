@@ -80,8 +80,7 @@ class Source:
             alarm.turn_off()
             return None
         except BaseException as error:
-            if not alarm.stop(error):
-                await self._give_up()
+            if not await self._is_late(error):
                 raise
         finally:
             alarm.stop()
@@ -90,6 +89,16 @@ class Source:
             raise anyio.ClosedResourceError
         await self._give_up()
         raise ReadTimedOutError
+
+    async def _is_late(self, error: BaseException) -> bool:
+        """Tell whether a read failed for being late alone, and give the body up if not."""
+        late = False
+        try:
+            late = self._alarm.stop(error)  # trio's may raise what is left of a group of errors
+        finally:
+            if not late:
+                await self._give_up()
+        return late
 
     def _begin(self) -> AsyncIterator[bytes]:
         self._iterator = iterator = self._stream.__aiter__()

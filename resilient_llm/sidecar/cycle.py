@@ -34,7 +34,8 @@ class Cycle(RequestResponseCycle):
     async def send(self, message: ASGISendEvent) -> None:
         """Send a part of the response."""
         starts = message["type"] == "http.response.start"
-        if self.access_log or self.response_complete or starts is self.response_started:
+        known = starts or message["type"] == "http.response.body"
+        if self.access_log or self.response_complete or starts is self.response_started or not known:
             await super().send(message)  # uvicorn has its own ways, and words for what comes out of turn
             return
         if self.flow.write_paused and not self.disconnected:

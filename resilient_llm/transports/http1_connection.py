@@ -7,10 +7,12 @@ the pool to say.
 from __future__ import annotations
 
 import asyncio
+import select
+import ssl as tls
 from collections.abc import AsyncIterator, Callable
 from typing import cast
 
-from resilient_llm.transports.failures import ReadError, RemoteProtocolError
+from resilient_llm.transports.failures import NetworkError, ReadError, RemoteProtocolError
 from resilient_llm.transports.http1_incoming import Incoming
 from resilient_llm.transports.http1_parser import ReplyParser
 from resilient_llm.transports.http1_request import Origin
@@ -29,6 +31,7 @@ class Connection(asyncio.Protocol):
     """
 
     __slots__ = (
+        "_arrivals",
         "_drained",
         "_gone",
         "_incoming",
@@ -68,6 +71,8 @@ class Connection(asyncio.Protocol):
         self._upload: asyncio.Task[None] | None = None
         self._is_full = False
         self._drained: asyncio.Future[None] | None = None
+        self._arrivals: select.poll | None = None
+        """Says whether something has come that is not read yet, where the system can be asked."""
 
     @property
     def is_stale(self) -> bool:
@@ -115,6 +120,11 @@ class Connection(asyncio.Protocol):
                 transport.write(b"0\r\n\r\n")
             self._upload = None
             self._is_sent = True
+        except asyncio.CancelledError:
+            if self._upload is not None:  # else it is from here that it was cancelled
+                self._upload = None
+                self.fail(NetworkError("the upload was cancelled"))
+            raise
         except Exception as error:  # noqa: BLE001 - told to who reads the reply, as it is
             self._upload = None
             self.fail(error)
@@ -141,8 +151,13 @@ class Connection(asyncio.Protocol):
         self._gone(self)  # uvloop does not always say so, of one whose making was cancelled
 
     def is_fit(self) -> bool:
-        """Tell whether an idle connection can have another request."""
-        return not self.closed and self._transport is not None and not self._transport.is_closing()
+        """Tell whether an idle connection can have another request: one on which nothing came, not even its end.
+
+        The system is asked, since the event loop may not have read it yet, and it would be taken for the answer.
+        """
+        if self.closed or self._transport is None or self._transport.is_closing():
+            return False
+        return self._arrivals is None or not self._arrivals.poll(0)
 
     def pause_reading(self) -> None:
         """Let the network wait."""
@@ -157,11 +172,13 @@ class Connection(asyncio.Protocol):
     # What the event loop calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Be connected."""
+        """Be connected, unless it was given up meanwhile."""
         self._transport = cast("asyncio.Transport", transport)
-        self._made(self)
-        if self.closed:  # while it was being connected
+        if self.closed:
             self._transport.abort()
+        else:
+            self._arrivals = _arrivals_at(self._transport)
+            self._made(self)
 
     def data_received(self, data: bytes) -> None:
         """Take what the server sends."""
@@ -209,12 +226,22 @@ class Connection(asyncio.Protocol):
             error = ReadError(f"the connection broke: {exc}")
             error.__cause__ = exc
             self.fail(error)
-        elif self._parser.ends_with_connection():
+        elif self._parser.ends_with_connection() and self._is_said_good_bye():
             self._incoming = None
             self.abort()
             incoming.end()
         else:
             self.fail(RemoteProtocolError("the server closed the connection before its reply was whole"))
+
+    def _is_said_good_bye(self) -> bool:
+        """Tell whether it is the server that ends the connection, and not who stands between (RFC 9112, 9.8)."""
+        secured = self._transport.get_extra_info("ssl_object") if self._transport is not None else None
+        if secured is None:
+            return not self.origin.tls
+        try:
+            return not secured.read(1)  # nothing, for ever, after a TLS closure alert; it wants more without
+        except tls.SSLError:
+            return False
 
     def pause_writing(self) -> None:
         """Hear that the network takes no more for now."""
@@ -226,3 +253,12 @@ class Connection(asyncio.Protocol):
         drained, self._drained = self._drained, None
         if drained is not None and not drained.done():
             drained.set_result(None)
+
+
+def _arrivals_at(transport: asyncio.Transport) -> select.poll | None:
+    sock = transport.get_extra_info("socket")
+    if sock is None or not hasattr(select, "poll"):
+        return None
+    arrivals = select.poll()
+    arrivals.register(sock.fileno(), select.POLLIN)
+    return arrivals

@@ -27,6 +27,7 @@ _PARTS = re.compile(
     (?:\#.*)?""",
     re.VERBOSE,
 )
+_USERINFO = re.compile(r"(?<=//)[^/]*@")
 _PORTS = {"http": 80, "https": 443}
 _BODILESS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 """Methods by which no body is expected, so that one of no length need not be announced (RFC 9110, 8.6)."""
@@ -56,6 +57,7 @@ def place_of(url: str) -> Place:
     Raises `InvalidURLError`, and `UnsupportedProtocolError` for another scheme than `http` and `https`.
     """
     shown = url.partition("?")[0].encode("ascii", "backslashreplace").decode()  # a query may hold a key
+    shown = _USERINFO.sub("", shown, 1)
     if not _VISIBLE.fullmatch(url):
         raise InvalidURLError(f"{shown}: must be percent-encoded")
     found = _PARTS.fullmatch(url)

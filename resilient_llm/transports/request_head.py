@@ -17,6 +17,7 @@ __all__ = ["DROPPED", "Upload", "check_head", "length_of", "upload"]
 
 _TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _FORBIDDEN = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+_MAX_DIGITS = 19
 _SINGLE = frozenset({b"host", b"content-length", b"transfer-encoding", b"expect"})
 DROPPED = frozenset({b"transfer-encoding", b"expect"})
 """Headers that are not sent: how a body is framed is for each connection to say, and it is sent at once."""
@@ -60,7 +61,11 @@ def length_of(request: Request, names: list[bytes]) -> int | None:
         )
     if length is None:
         return None
-    if not length.isdigit() or (request.body is not None and int(length) != len(request.body)):
+    if (
+        not length.isdigit()
+        or len(length) > _MAX_DIGITS
+        or (request.body is not None and int(length) != len(request.body))
+    ):
         raise LocalProtocolError(f"content-length {length!r} is not that of the body")
     return int(length)
 

@@ -134,6 +134,7 @@ async def test_whoever_is_gone_is_sent_nothing() -> None:
     ("messages", "words"),
     [
         ([body(b"")], "Expected ASGI message 'http.response.start'"),
+        ([start(), {"type": "http.response.trailers"}], "Expected ASGI message 'http.response.body'"),
         ([start(), start()], "Expected ASGI message 'http.response.body'"),
         ([start(), body(b"hello!")], "longer than Content-Length"),
         ([start(), body(b"hell")], "shorter than Content-Length"),

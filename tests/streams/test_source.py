@@ -246,3 +246,19 @@ async def test_a_generator_that_another_task_is_in() -> None:
         group.start_soon(read)
         await anyio.sleep(1)
         await reading.aclose()
+
+
+async def test_a_stream_that_adds_an_error_to_its_cancellation_is_closed() -> None:
+    class Grouping(Stream):
+        async def __anext__(self) -> bytes:
+            try:
+                return await super().__anext__()
+            except BaseException as error:  # noqa: BLE001 - told on, in company
+                raise BaseExceptionGroup("both", [error, ValueError("and this")]) from None
+
+    stream = Grouping(math.inf)
+    read = Source(stream, EventLoop.current())
+    with pytest.raises((ValueError, BaseExceptionGroup)):
+        await read.read(take, later(1))
+    assert stream.closed
+    assert await read.read(take) is None, "nobody reads on"

@@ -8,7 +8,7 @@ import socket
 import ssl
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -451,3 +451,81 @@ async def test_the_system_s_certificates_hold_and_http_1_1_is_offered(
         _verifying.cache_clear()
     assert agreed == ["http/1.1"]
     assert named == [None, "localhost"]
+
+
+async def test_a_connection_that_was_given_up_before_it_was_made_is_not_kept() -> None:
+    """A loop may call `connection_made` once more after the one who waited for it has been cancelled."""
+
+    class Made(asyncio.Transport):
+        aborted = False
+
+        def abort(self) -> None:
+            self.aborted = True
+
+    pool, made = Pool(asyncio.get_running_loop(), 1.0), Made()
+    connection = pool.new(Origin(False, "127.0.0.1", 1))
+    connection.abort()
+    connection.connection_made(made)
+    assert made.aborted
+    assert pool.in_use == 0
+
+
+@pytest.mark.parametrize("says_good_bye", [True, False])
+async def test_a_body_that_tls_does_not_end_is_cut_off(
+    tls: ssl.SSLContext, certificate: Path, says_good_bye: bool
+) -> None:
+    def answer() -> None:
+        accepted, _ = server.accept()
+        with tls.wrap_socket(accepted, server_side=True) as secured:
+            secured.recv(65_536)
+            secured.sendall(OK + b"\r\nhello")
+            if says_good_bye:
+                with suppress(OSError):  # the client does not say it, too
+                    secured.unwrap()
+
+    known = ssl.create_default_context(cafile=str(certificate))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        async with transport(ssl=known) as send, anyio.create_task_group() as group:
+            group.start_soon(anyio.to_thread.run_sync, answer)
+            with anyio.fail_after(A_HANG):
+                reply = await send(post(f"https://127.0.0.1:{server.getsockname()[1]}/"))
+                if says_good_bye:
+                    assert await read(reply) == b"hello"
+                else:
+                    with pytest.raises(RemoteProtocolError):
+                        await read(reply)
+
+
+async def test_what_came_while_nobody_asked_is_no_answer_to_the_next_request() -> None:
+    """Also while it is still the system that has it, and the event loop has not had a turn to read it."""
+    near, far = socket.socketpair()
+    near.setblocking(False)
+    loop = asyncio.get_running_loop()
+    pool = Pool(loop, 60.0)
+    connection = pool.new(Origin(False, "127.0.0.1", 1))
+    with far:
+        transport, _ = await loop.create_connection(lambda: connection, sock=near)
+        incoming = connection.expect(bodiless=False)
+        connection.send(b"GET / HTTP/1.1\r\n\r\n")
+        far.sendall(HELLO)
+        await incoming.head()
+        assert incoming.rest() == [b"hello"]
+        assert pool.take(connection.origin) is connection
+        connection.expect(bodiless=False)
+        connection.send(b"GET / HTTP/1.1\r\n\r\n")
+        far.sendall(HELLO)
+        await until(lambda: pool.in_use == 0)
+        far.sendall(HELLO)  # a second answer
+        assert pool.take(connection.origin) is None
+        assert connection.closed
+        await until(transport.is_closing)
+
+
+async def test_an_upload_that_is_cancelled_by_its_own_body_fails() -> None:
+    async def body() -> AsyncIterator[bytes]:
+        yield b"some"
+        raise asyncio.CancelledError
+
+    async with wire(Connection.until_gone) as server, transport() as send:
+        with anyio.fail_after(A_HANG), pytest.raises(NetworkError):
+            await send(upload("POST", server.url, [], body()))

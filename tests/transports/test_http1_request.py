@@ -129,3 +129,16 @@ def test_credentials_in_a_url_are_sent_unless_others_are() -> None:
 def test_a_length_that_is_not_the_bodys_is_not_sent(length: bytes) -> None:
     with pytest.raises(LocalProtocolError, match="content-length"):
         head("POST", [(LENGTH, length)], b"xy")
+
+
+def test_what_is_said_of_a_url_that_is_none_has_no_password() -> None:
+    with pytest.raises(InvalidURLError) as refused:
+        place_of("http://user:secret@host.example:99999/v1")
+    assert "secret" not in str(refused.value)
+    assert "host.example" in str(refused.value)
+
+
+def test_a_length_of_thousands_of_digits_is_refused_as_any_other_that_is_none() -> None:
+    request = Request("POST", "http://host.example/", [(b"content-length", b"1" * 5000)], b"x")
+    with pytest.raises(LocalProtocolError):
+        written(request, place_of(request.url))
