@@ -29,9 +29,11 @@ class Question(BaseModel):
     model: str = "gpt-4o-mini"
 
 
-def create_app(inner: httpx2.AsyncBaseTransport | None = None, url: str | None = None) -> FastAPI:
+def create_app(
+    inner: httpx2.AsyncBaseTransport | None = None, url: str | None = None, *, store_timeout: float = 0.05
+) -> FastAPI:
     """Make the service; with `inner`, over another transport than the network."""
-    store = store_of(url or os.environ["STORE_URL"], timeout=0.05, on_store_error="local")
+    store = store_of(url or os.environ["STORE_URL"], timeout=store_timeout, on_store_error="local")
     transport = ResilientTransport(
         inner,
         policies=[

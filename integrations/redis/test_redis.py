@@ -77,7 +77,8 @@ def url(kind: str, tmp_path: Path) -> Iterator[str]:
 
 @asynccontextmanager
 async def worker(url: str, provider: FakeProvider) -> AsyncIterator[httpx.AsyncClient]:
-    app = create_app(provider.httpx2_transport(), url)
+    # A machine that is busy with other tests may be slow to answer.
+    app = create_app(provider.httpx2_transport(), url, store_timeout=10.0)
     async with (
         app.router.lifespan_context(app),
         httpx.AsyncClient(transport=ASGIStreamTransport(app), base_url="http://app", timeout=30) as client,
