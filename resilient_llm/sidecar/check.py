@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from resilient_llm.errors import ConfigurationError
 from resilient_llm.message import Headers, Reply, Request
@@ -14,8 +15,11 @@ from resilient_llm.sidecar.admin import admin_token
 from resilient_llm.sidecar.build import Setup, build
 from resilient_llm.sidecar.config import Config, load, located
 from resilient_llm.sidecar.problems import ConfigError, Problem
-from resilient_llm.sidecar.tls import Certificates
+from resilient_llm.sidecar.tls import LISTENERS, Certificates
 from resilient_llm.streams import BufferedStream, LibraryErrors
+
+if TYPE_CHECKING:
+    from resilient_llm.sidecar.tables import TLS
 
 __all__ = ["built", "check", "notes"]
 
@@ -57,9 +61,10 @@ def built(config: Config, path: Path, environ: Mapping[str, str] | None) -> Setu
     else:
         _check_credentials(config, environ)
         admin_token(config.admin.token_env, environ)
-    tls = config.server.tls
-    if tls is not None and (tls.key_password_env is None or tls.key_password_env not in placeholders):
-        Certificates.of(config, path, environ)
+    for listener in LISTENERS:
+        tls: TLS | None = getattr(config, listener).tls
+        if tls is not None and tls.key_password_env not in placeholders:
+            Certificates(listener, tls, path.parent, environ)
     try:
         return build(config, _Nowhere(), environ=environ)
     except ConfigurationError as error:
@@ -102,8 +107,9 @@ def _variables(config: Config) -> Iterator[str]:
         yield from tenant.key_env
     if config.store is not None:
         yield config.store.redis_env
-    if config.server.tls is not None and config.server.tls.key_password_env is not None:
-        yield config.server.tls.key_password_env
+    for tls in (config.server.tls, config.admin.tls):
+        if tls is not None and tls.key_password_env is not None:
+            yield tls.key_password_env
 
 
 class _Nowhere:

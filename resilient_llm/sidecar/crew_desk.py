@@ -21,11 +21,13 @@ from resilient_llm.sidecar.desk import JSON, TEXT, Answer
 from resilient_llm.sidecar.merged import one_health, one_text
 from resilient_llm.sidecar.problems import ConfigError
 from resilient_llm.sidecar.reload import Reloaded, after_restart, read
+from resilient_llm.sidecar.tls import renew
 from resilient_llm.sidecar.ui import SNAPSHOT, merge
 
 if TYPE_CHECKING:
     from resilient_llm.sidecar.crew import Crew
     from resilient_llm.sidecar.hand import Hand
+    from resilient_llm.sidecar.tls import Certificates
 
 __all__ = ["CrewDesk", "Orders"]
 
@@ -79,9 +81,10 @@ class Orders:
 class CrewDesk:
     """Do what operators ask for of all workers. Satisfies `Desk`."""
 
-    def __init__(self, crew: Crew, orders: Orders) -> None:
+    def __init__(self, crew: Crew, orders: Orders, *tls: Certificates | None) -> None:
         self._crew = crew
         self._orders = orders
+        self._tls = tls
         self._started_with = orders.config
         self._last = Reloaded()
         self._one_by_one = asyncio.Lock()
@@ -157,11 +160,14 @@ class CrewDesk:
         async with self._one_by_one:
             try:
                 text, config = self._orders.checked()
+                with located(self._orders.path):
+                    show = renew(self._tls, config)
             except ConfigError as error:
                 self._last.error = str(error)
                 logger.error("the configuration was not reloaded: %s", error)  # noqa: TRY400 - it is the user's
                 raise
             self._orders.take(text, config)
+            show()
             asked = await self._ask("POST", "/admin/reload", text.decode())
             failed = [hand for hand, answer in asked if answer is None or answer[0] != 200]
             self._part_with(failed)

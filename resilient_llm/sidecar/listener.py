@@ -18,9 +18,8 @@ from resilient_llm.sidecar.descriptors import room_for_connections
 from resilient_llm.sidecar.protocol import GuardedProtocol, guarded
 
 if TYPE_CHECKING:
-    import ssl
-
     from resilient_llm.sidecar.config import Config
+    from resilient_llm.sidecar.tls import Certificates
 
 __all__ = ["Listener", "admin_listener", "bind", "main_listener", "url_of"]
 
@@ -69,7 +68,7 @@ class Listener(uvicorn.Server):
 
 
 def main_listener(
-    app: ASGIApp, config: Config, sock: socket.socket, tls: ssl.SSLContext | None = None
+    app: ASGIApp, config: Config, sock: socket.socket, tls: Certificates | None = None
 ) -> Listener:
     """Make the listener for callers."""
     options = config.server
@@ -79,22 +78,20 @@ def main_listener(
         send_timeout=options.send_timeout,
         max_connections=options.max_connections or room_for_connections(),
     )
-    settings = _settings(app, bounds)
+    settings = _settings(app, bounds, tls)
     settings.timeout_graceful_shutdown = max(1, round(options.drain_timeout))
-    if tls is not None:
-        settings.ssl_context_factory = lambda _config, _default: tls
     return Listener(settings, sock, at_once=_AT_ONCE)
 
 
-def admin_listener(app: ASGIApp, sock: socket.socket) -> Listener:
+def admin_listener(app: ASGIApp, sock: socket.socket, tls: Certificates | None = None) -> Listener:
     """Make the listener for operators."""
-    settings = _settings(app, guarded(max_head=16 * 1024, head_timeout=10.0))
+    settings = _settings(app, guarded(max_head=16 * 1024, head_timeout=10.0), tls)
     settings.timeout_graceful_shutdown = 1
     return Listener(settings, sock)
 
 
-def _settings(app: ASGIApp, protocol: type[GuardedProtocol]) -> uvicorn.Config:
-    return uvicorn.Config(
+def _settings(app: ASGIApp, protocol: type[GuardedProtocol], tls: Certificates | None) -> uvicorn.Config:
+    settings = uvicorn.Config(
         app,
         http=protocol,
         ws="none",
@@ -106,6 +103,9 @@ def _settings(app: ASGIApp, protocol: type[GuardedProtocol]) -> uvicorn.Config:
         timeout_keep_alive=75,
         backlog=_BACKLOG,
     )
+    if tls is not None:
+        settings.ssl_context_factory = lambda _config, _default: tls.context
+    return settings
 
 
 def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 
 from resilient_llm.sidecar.config import Config, located, parse
 from resilient_llm.sidecar.problems import ConfigError, Problem
+from resilient_llm.sidecar.tls import LISTENERS, ListenerName, renew
 
 if TYPE_CHECKING:
     from resilient_llm.sidecar.app import Sidecar
+    from resilient_llm.sidecar.tables import TLS, Admin
     from resilient_llm.sidecar.tls import Certificates
 
 __all__ = ["Reloaded", "Reloader", "after_restart", "read"]
@@ -45,7 +47,7 @@ class Reloaded:
 class Reloader:
     """Read the file again and give the sidecar what it says."""
 
-    def __init__(self, sidecar: Sidecar, path: Path, tls: Certificates | None = None) -> None:
+    def __init__(self, sidecar: Sidecar, path: Path, *tls: Certificates | None) -> None:
         self._sidecar = sidecar
         self._path = path
         self._tls = tls
@@ -60,14 +62,13 @@ class Reloader:
         try:
             with located(self._path):
                 config = parse(read(self._path) if text is None else text, file=str(self._path))
-                shown = None if self._tls is None else self._tls.renewed(config, self._path)
+                show = renew(self._tls, config)
                 await self._sidecar.reload(config)
         except ConfigError as error:
             self.last.error = str(error)
             logger.error("the configuration was not reloaded: %s", error)  # noqa: TRY400 - it is the user's
             raise
-        if self._tls is not None and shown is not None:
-            self._tls.show(shown)
+        show()
         self.last.error = None
         self.last.count += 1
         self.last.after_restart = after_restart(self._started_with, config)
@@ -90,13 +91,22 @@ def after_restart(before: Config, after: Config) -> list[str]:
     found = [
         f"server.{name}" for name in _SOCKETS if getattr(after.server, name) != getattr(before.server, name)
     ]
-    if _kind_of_tls(before) != _kind_of_tls(after):
-        found.append("server.tls")
-    return found + [
-        table for table in ("admin", "telemetry") if getattr(after, table) != getattr(before, table)
+    found += [
+        f"{listener}.tls"
+        for listener in LISTENERS
+        if _kind_of_tls(listener, before) != _kind_of_tls(listener, after)
     ]
+    if _but_for_tls(before.admin) != _but_for_tls(after.admin):
+        found.append("admin")
+    if before.telemetry != after.telemetry:
+        found.append("telemetry")
+    return found
 
 
-def _kind_of_tls(config: Config) -> tuple[bool, bool]:
-    options = config.server.tls
+def _kind_of_tls(listener: ListenerName, config: Config) -> tuple[bool, bool]:
+    options: TLS | None = getattr(config, listener).tls
     return options is not None, options is not None and options.client_ca is not None
+
+
+def _but_for_tls(options: Admin) -> Admin:
+    return options.model_copy(update={"tls": None})

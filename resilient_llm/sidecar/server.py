@@ -27,7 +27,7 @@ from resilient_llm.sidecar.observability import observe
 from resilient_llm.sidecar.problems import ConfigError
 from resilient_llm.sidecar.reload import Reloader
 from resilient_llm.sidecar.service import Service, signals
-from resilient_llm.sidecar.tls import Certificates
+from resilient_llm.sidecar.tls import LISTENERS, Certificates
 from resilient_llm.sidecar.unhurried import Unhurried
 from resilient_llm.sidecar.whole_lines import WholeLines
 
@@ -51,20 +51,20 @@ async def run(path: Path, *, engine: Engine | None = None, ready: Ready | None =
     with located(path):
         config = load(path)
         token = admin_token(config.admin.token_env)
-        tls = Certificates.of(config, path)
+        tls, admin_tls = (Certificates.of(listener, config, path) for listener in LISTENERS)
     seen = observe(config)
     try:
         with located(path):
             sidecar = Sidecar(config, engine or Http1Transport(), telemetry=seen.telemetry)
-        reload = Reloader(sidecar, path, tls)
+        reload = Reloader(sidecar, path, tls, admin_tls)
         admin = Admin(OneProcess(sidecar, reload, metrics=seen.metrics), token=token)
         with contextlib.ExitStack() as sockets:
             sock = sockets.enter_context(bind(config.server.host, config.server.port))
-            main = main_listener(sidecar, config, sock, None if tls is None else tls.context)
+            main = main_listener(sidecar, config, sock, tls)
             others: list[Listener] = []
             if config.admin.enabled:
                 sock = sockets.enter_context(bind(config.admin.host, config.admin.port))
-                others.append(admin_listener(admin, sock))
+                others.append(admin_listener(admin, sock, admin_tls))
             await _serve(Service(sidecar, main, *others), reload, main, others, ready)
     finally:
         seen.shutdown()

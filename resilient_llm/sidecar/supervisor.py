@@ -19,6 +19,7 @@ from resilient_llm.sidecar.listener import Listener, admin_listener, bind, url_o
 from resilient_llm.sidecar.problems import ConfigError
 from resilient_llm.sidecar.server import Ready
 from resilient_llm.sidecar.service import signals
+from resilient_llm.sidecar.tls import Certificates
 
 __all__ = ["StartError", "supervise"]
 
@@ -35,9 +36,10 @@ async def supervise(path: Path, workers: int, *, ready: Ready | None = None) -> 
     options = orders.config
     with located(path):
         token = admin_token(options.admin.token_env)
+        tls = Certificates.of("admin", options, path)
     server = options.server
     crew = Crew(server.host, server.port, workers, drain_timeout=server.drain_timeout, first=orders.first)
-    desk = CrewDesk(crew, orders)
+    desk = CrewDesk(crew, orders, tls)
     reloads: set[asyncio.Task[None]] = set()
 
     def hang_up() -> None:
@@ -50,7 +52,7 @@ async def supervise(path: Path, workers: int, *, ready: Ready | None = None) -> 
         closing.push_async_callback(crew.aclose)
         if options.admin.enabled:
             sock = closing.enter_context(bind(options.admin.host, options.admin.port))
-            admin = admin_listener(Admin(desk, token=token), sock)
+            admin = admin_listener(Admin(desk, token=token), sock, tls)
             admin.listen()  # at once: if another has the address, no worker need start
         closing.enter_context(
             signals({signal.SIGTERM: crew.stop, signal.SIGINT: crew.stop, signal.SIGHUP: hang_up})

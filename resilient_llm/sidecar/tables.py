@@ -51,7 +51,7 @@ _PRESET_NAMES = tuple(PRESETS)
 
 
 class TLS(Section):
-    """What callers are shown that come by https; files are named as seen from the configuration's own."""
+    """What clients of a listener are shown that come by https; files are named as seen from the configuration's own."""
 
     certificate: str
     """A file in PEM: the listener's certificate, then those it was made by."""
@@ -106,6 +106,7 @@ class Admin(Section):
     enabled: bool = True
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8081
+    tls: TLS | None = None
     token_env: str | None = None
 
     @field_validator("token_env")

@@ -1,4 +1,4 @@
-"""The certificate that callers are shown, from files, and from the same files again once they have been renewed.
+"""The certificates that clients of a listener are shown, from files, and from the same files once they are renewed.
 
 What is wrong with them is said in the words of the configuration. Which clients may do what is not decided here.
 """
@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from resilient_llm.sidecar.problems import ConfigError, Problem
 
@@ -17,36 +17,46 @@ if TYPE_CHECKING:
     from resilient_llm.sidecar.config import Config
     from resilient_llm.sidecar.tables import TLS
 
-__all__ = ["Certificates"]
+__all__ = ["LISTENERS", "Certificates", "ListenerName", "renew"]
 
-_TABLE = ("server", "tls")
+ListenerName: TypeAlias = Literal["server", "admin"]
+LISTENERS: tuple[ListenerName, ...] = ("server", "admin")
+"""The tables that may have a `tls`: of the listener for callers, and of that for operators."""
 
 
 class Certificates:
-    """Hold what a listener shows its clients; connections that are there already keep what they have.
+    """Hold what the listener of a configuration's table shows; connections that are there keep what they have.
 
-    `options.certificate` has the chain in PEM, the listener's own first. Raises `ConfigError` for files that cannot
+    Files are named as seen from `base`, the folder of the configuration. Raises `ConfigError` for those that cannot
     work.
     """
 
-    def __init__(self, options: TLS, base: Path, environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(
+        self, listener: ListenerName, options: TLS, base: Path, environ: Mapping[str, str] = os.environ
+    ) -> None:
+        self._listener = listener
+        self._base = base
         self._environ = environ
-        self._latest = _context(options, base, environ)
-        self.context = _context(options, base, environ)
+        self._latest = _Files(listener, options, base, environ).context()
+        self.context = _Files(listener, options, base, environ).context()
         """What the listener is made with."""
         # Called for every handshake, with a name or without: a context cannot be emptied of what it has loaded.
         self.context.sni_callback = self._show_latest
 
     @classmethod
-    def of(cls, config: Config, path: Path, environ: Mapping[str, str] = os.environ) -> Certificates | None:
-        """Give those of a configuration, whose files are named as seen from its own; `None` without any."""
-        options = config.server.tls
-        return None if options is None else cls(options, path.parent, environ)
+    def of(
+        cls, listener: ListenerName, config: Config, path: Path, environ: Mapping[str, str] = os.environ
+    ) -> Certificates | None:
+        """Give those of a listener of the configuration in a file; `None` without any."""
+        options: TLS | None = getattr(config, listener).tls
+        return None if options is None else cls(listener, options, path.parent, environ)
 
-    def renewed(self, config: Config, path: Path) -> ssl.SSLContext | None:
+    def renewed(self, config: Config) -> ssl.SSLContext | None:
         """Read the files of a configuration, to be shown with `show`; `None` where it has none."""
-        options = config.server.tls
-        return None if options is None else _context(options, path.parent, self._environ)
+        options: TLS | None = getattr(config, self._listener).tls
+        if options is None:
+            return None
+        return _Files(self._listener, options, self._base, self._environ).context()
 
     def show(self, context: ssl.SSLContext) -> None:
         """Show new connections what has been read."""
@@ -59,47 +69,80 @@ class Certificates:
         return None
 
 
-def _context(options: TLS, base: Path, environ: Mapping[str, str]) -> ssl.SSLContext:
-    certificate, key = base / options.certificate, base / options.key
-    shown = _read("certificate", certificate)
-    secret = _read("key", key)
-    if not _holds_certificates(shown):
-        raise _wrong("certificate", certificate, "has no certificate in PEM")
-    if "PRIVATE KEY-----" not in secret:
-        raise _wrong("key", key, "has no private key in PEM")
-    password = _password(options, environ)
-    if "ENCRYPTED" in secret and not password:
-        raise _wrong(
-            "key", key, "is encrypted: name the environment variable with its password in key_password_env"
-        )
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["http/1.1"])
-    try:
-        context.load_cert_chain(
-            certificate, key, password or ""
-        )  # without any OpenSSL would ask at a terminal
-    except ssl.SSLError as error:
-        if error.reason == "KEY_VALUES_MISMATCH":
-            raise _wrong("key", key, "is not the key of the certificate") from None
-        why = (
-            "its password is another one" if "ENCRYPTED" in secret else "it is damaged, or of an unknown kind"
-        )
-        raise _wrong("key", key, f"cannot be read: {why}") from None
-    if options.client_ca is not None:
-        authorities = base / options.client_ca
-        if not _holds_certificates(given := _read("client_ca", authorities)):
-            raise _wrong("client_ca", authorities, "has no certificate in PEM")
-        context.load_verify_locations(cadata=given)
-        context.verify_mode = ssl.CERT_REQUIRED
-    return context
+def renew(shown: Iterable[Certificates | None], config: Config) -> Callable[[], None]:
+    """Read all files again, and give what then shows them. Raises `ConfigError`, and nothing has changed."""
+    found = [
+        (one, context) for one in shown if one is not None and (context := one.renewed(config)) is not None
+    ]
+
+    def show() -> None:
+        for one, context in found:
+            one.show(context)
+
+    return show
 
 
-def _read(name: str, path: Path) -> str:
-    try:
-        return path.read_text("ascii", "replace")
-    except OSError as error:
-        raise _wrong(name, path, f"cannot be read: {error.strerror}") from None
+class _Files:
+    """The files that one table names."""
+
+    def __init__(self, listener: ListenerName, options: TLS, base: Path, environ: Mapping[str, str]) -> None:
+        self._table = (listener, "tls")
+        self._options = options
+        self._base = base
+        self._environ = environ
+
+    def context(self) -> ssl.SSLContext:
+        """Read them."""
+        options = self._options
+        certificate, key = self._base / options.certificate, self._base / options.key
+        shown = self._read("certificate", certificate)
+        secret = self._read("key", key)
+        if not _holds_certificates(shown):
+            raise self._wrong("certificate", certificate, "has no certificate in PEM")
+        if "PRIVATE KEY-----" not in secret:
+            raise self._wrong("key", key, "has no private key in PEM")
+        password = self._password()
+        if "ENCRYPTED" in secret and not password:
+            why = "is encrypted: name the environment variable with its password in key_password_env"
+            raise self._wrong("key", key, why)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(["http/1.1"])
+        try:
+            context.load_cert_chain(
+                certificate, key, password or ""
+            )  # without any OpenSSL asks at a terminal
+        except ssl.SSLError as error:
+            if error.reason == "KEY_VALUES_MISMATCH":
+                raise self._wrong("key", key, "is not the key of the certificate") from None
+            damaged = "it is damaged, or of an unknown kind"
+            why = "its password is another one" if "ENCRYPTED" in secret else damaged
+            raise self._wrong("key", key, f"cannot be read: {why}") from None
+        if options.client_ca is not None:
+            authorities = self._base / options.client_ca
+            if not _holds_certificates(given := self._read("client_ca", authorities)):
+                raise self._wrong("client_ca", authorities, "has no certificate in PEM")
+            context.load_verify_locations(cadata=given)
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+    def _read(self, name: str, path: Path) -> str:
+        try:
+            return path.read_text("ascii", "replace")
+        except OSError as error:
+            raise self._wrong(name, path, f"cannot be read: {error.strerror}") from None
+
+    def _password(self) -> str | None:
+        variable = self._options.key_password_env
+        if variable is None:
+            return None
+        if not self._environ.get(variable):
+            why = f"the environment variable {variable} is not set"
+            raise ConfigError([Problem((*self._table, "key_password_env"), why)])
+        return self._environ[variable]
+
+    def _wrong(self, name: str, path: Path, why: str) -> ConfigError:
+        return ConfigError([Problem((*self._table, name), why, f'"{path}"')])
 
 
 def _holds_certificates(pem: str) -> bool:
@@ -108,18 +151,3 @@ def _holds_certificates(pem: str) -> bool:
     except (ssl.SSLError, ValueError):
         return False
     return True
-
-
-def _password(options: TLS, environ: Mapping[str, str]) -> str | None:
-    variable = options.key_password_env
-    if variable is None:
-        return None
-    if not environ.get(variable):
-        raise ConfigError(
-            [Problem((*_TABLE, "key_password_env"), f"the environment variable {variable} is not set")]
-        )
-    return environ[variable]
-
-
-def _wrong(name: str, path: Path, why: str) -> ConfigError:
-    return ConfigError([Problem((*_TABLE, name), why, f'"{path}"')])

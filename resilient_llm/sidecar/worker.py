@@ -42,13 +42,13 @@ async def work(channel: Channel, sock: socket.socket) -> None:
         return
     path = Path(first["path"])
     config = parse(first["text"], file=str(path))
-    tls = Certificates.of(config, path)
+    tls = Certificates.of("server", config, path)
     seen = observe(config)
     try:
         sidecar = Sidecar(config, Http1Transport(), telemetry=seen.telemetry)
         reload = Reloader(sidecar, path, tls)
         desk = OneProcess(sidecar, reload, metrics=seen.metrics)
-        service = Service(sidecar, main_listener(sidecar, config, sock, None if tls is None else tls.context))
+        service = Service(sidecar, main_listener(sidecar, config, sock, tls))
         # Who stops it tells the supervisor, who tells everybody: a terminal and a service manager tell all processes.
         with signals({signal.SIGTERM: service.drain, signal.SIGINT: _leave, signal.SIGHUP: _leave}):
             for change in first["changes"]:

@@ -1,4 +1,4 @@
-"""TLS on the sidecar's own listener: real clients, renewed certificates, and what is said of files that cannot work."""
+"""TLS on the sidecar's own listeners: real clients, renewed certificates, and files that cannot work."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from cryptography import x509
 
 from resilient_llm.sidecar import ConfigError
 from resilient_llm.sidecar.check import check
+from resilient_llm.sidecar.config import parse
+from resilient_llm.sidecar.reload import after_restart
 from resilient_llm.testing import FakeProvider, serve_in_thread
 from tests.sidecar.certificates import Authority
 from tests.sidecar.process import Gate, started
@@ -29,6 +31,20 @@ port = 0
 [targets.one]
 url = "@UPSTREAM@/v1"
 """
+
+
+PLAIN = '[targets.one]\nurl = "http://one.example/v1"\n'
+ADMIN_TLS = (
+    PLAIN
+    + """
+[server]
+port = 0
+drain_timeout = 50
+[admin]
+port = 0
+tls = { certificate = "admin.crt", key = "admin.key" }
+"""
+)
 
 
 def written(directory: Path, more: str = "", upstream: str = "http://one.example") -> Path:
@@ -130,6 +146,51 @@ def test_with_client_ca_nobody_connects_without_a_certificate_of_it(tmp_path: Pa
                 httpx.get(f"{url}/healthz", verify=refused, timeout=60)
 
 
+@pytest.mark.realtime
+@pytest.mark.parametrize("workers", [1, 2])
+def test_operators_talk_to_it_by_tls_and_a_reload_shows_them_a_renewed_certificate(
+    workers: int, tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path)
+    authority.sign("admin", serial=21)
+    file = tmp_path / "gateway.toml"
+    file.write_text(ADMIN_TLS)
+    context = trusting(authority)
+    with started(file, "--workers", str(workers)) as (process, url, admin):
+        assert (url[:17], admin[:18]) == ("http://127.0.0.1:", "https://127.0.0.1:")
+        with httpx.Client(verify=context, base_url=admin, timeout=60) as operator:
+            assert httpx.get(f"{url}/healthz", timeout=60).text == operator.get("/healthz").text == "ok\n"
+            assert "resilient_llm" in operator.get("/metrics").text
+            assert shown(admin, context)[0] == 21
+            authority.sign("admin", serial=22)
+            assert operator.post("/admin/reload").json() == {"reloaded": True, "after_restart": []}
+            assert shown(admin, context)[0] == 22
+
+            (tmp_path / "admin.key").write_text("nothing")
+            refused = operator.post("/admin/reload")
+            assert refused.status_code == 422
+            assert f'admin.tls.key = "{tmp_path}/admin.key": has no private key' in refused.json()["error"]
+            assert shown(admin, context)[0] == 22
+        with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+            httpx.get(f"{admin}/healthz", timeout=60)
+        process.signal(signal.SIGTERM)
+        code, stderr = process.end()
+    assert (code, stderr) == (0, "")
+
+
+def test_what_of_it_needs_a_new_start_is_told() -> None:
+    def seen(before: str, after: str) -> list[str]:
+        return after_restart(parse(PLAIN + before), parse(PLAIN + after))
+
+    tls, other = ('tls = { certificate = "@.crt", key = "@.key" }'.replace("@", name) for name in "ab")
+    for table in ("server", "admin"):
+        assert seen(f"[{table}]\n{tls}", f"[{table}]\n{other}") == []
+        assert seen("", f"[{table}]\n{tls}") == [f"{table}.tls"]
+        assert seen(f"[{table}]\n{tls}", f"[{table}]\n{tls[:-1]}, client_ca = 'c' }}") == [f"{table}.tls"]
+    assert seen(f"[admin]\n{tls}", f"[admin]\nport = 9\n{tls}") == ["admin"]
+    assert seen("", "[telemetry]\nprometheus = false") == ["telemetry"]
+
+
 @pytest.mark.parametrize(
     ("break_it", "environ", "why"),
     [
@@ -176,6 +237,13 @@ def test_the_password_of_a_key_is_in_the_environment(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="its password is another one") as refused:
         check(file, {"KEY_PASSWORD": "a-wrong-one"})
     assert "a-wrong-one" not in str(refused.value)
+    Authority(tmp_path).sign("admin")
+    file.write_text(ADMIN_TLS.replace('"admin.key"', '"admin.key", key_password_env = "LOCK"'))
+    assert "OK" in check(file, None)
+    with pytest.raises(
+        ConfigError, match=r"admin\.tls\.key_password_env: the environment variable LOCK is not"
+    ):
+        check(file, {})
     (tmp_path / "clients.pem").write_text("nothing")
     file = written(tmp_path, ', key_password_env = "KEY_PASSWORD", client_ca = "clients.pem"')
     with pytest.raises(ConfigError, match=r"tls\.client_ca = .*: has no certificate in PEM"):
