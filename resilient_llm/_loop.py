@@ -69,15 +69,25 @@ class EventLoop:
         return threading.get_ident() == self.thread
 
     def post(self, callback: Callable[[], None]) -> None:
-        """Run `callback` soon in the loop, from any thread; at once when the loop has ended."""
+        """Run `callback` soon in the loop, from any thread; at once, and here, when the loop has ended."""
         try:
             if isinstance(self._loop, asyncio.AbstractEventLoop):
                 self._loop.call_soon_threadsafe(callback)
             else:
                 self._loop.run_sync_soon(callback)
         except RuntimeError:  # closed (asyncio) or finished (trio's RunFinishedError is one)
-            self.time = _stopped
+            self.time, self.thread = _stopped, threading.get_ident()
             callback()  # nobody else is left to meet here
+
+    def call_at(self, when: float, callback: Callable[[], None]) -> bool:
+        """Run `callback` in the loop, from where this is called, at a time on its clock.
+
+        `False`, and nothing, on trio, which knows no such timers, and whose cancel scopes need none.
+        """
+        if not isinstance(self._loop, asyncio.AbstractEventLoop):
+            return False
+        self._loop.call_at(when, callback)
+        return True
 
     def is_alive(self) -> bool:
         """Tell whether the loop is still running."""

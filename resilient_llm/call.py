@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 import anyio
 
+from resilient_llm._kept import LONGEST_MODEL
 from resilient_llm.errors import AttemptError, ConfigurationError, DeadlineExceededError, RejectedError
 from resilient_llm.outcome import CANCELLED, DEADLINE_EXCEEDED, Outcome, Scope, Verdict
 from resilient_llm.target import Target
@@ -183,34 +184,24 @@ class Call:
     """
 
     __slots__ = (
-        "__dict__",  # whatever the application's own policies note on a call
+        "__dict__",  # what few calls have, as below, and whatever the application's own policies note on one
         "__weakref__",
         "_callbacks",
-        "_deferred",
-        "_holds",
         "_open",
-        "_pending",
         "_profile",
         "_read",
         "adopter",
-        "answer_id",
         "attempts",
-        "broke",
         "budget",
         "circuits",
         "clocks",
         "committed",
-        "cost",
         "deadline",
         "enclosing",
-        "exhausted",
-        "fallbacks",
-        "first_chunk",
+        "ended",
         "first_content",
-        "hedges",
         "holds",
         "inbound",
-        "logical_model",
         "loop",
         "number",
         "outcome",
@@ -219,20 +210,41 @@ class Call:
         "purpose",
         "reason",
         "request",
-        "retries",
-        "retry_delay",
-        "route",
         "sent",
         "started",
         "streaming",
-        "superseded",
         "target",
         "telemetry",
         "tenant",
         "tokens",
-        "wait_time",
         "work",
     )
+
+    # What few calls have: set where it differs from what is said here, so that it costs the others nothing.
+    answer_id: str | None = None
+    """What the provider calls the answer, where the reply says so."""
+    first_chunk: float | None = None
+    """When the first bytes of the reply's body came, on `anyio.current_time()`'s clock."""
+    retries: int = 0
+    exhausted: bool = False
+    """Whether a policy that owns retries gave up on the last failure."""
+    hedges: int = 0
+    fallbacks: int = 0
+    retry_delay: float = 0.0
+    wait_time: float = 0.0
+    logical_model: str | None = None
+    """The model that is to be routed to, where a policy has chosen another than the request names."""
+    route: Route | None = None
+    """Where its attempts have gone, and may still go; `None` without a `Router`."""
+    broke: Outcome | None = None
+    """How the stream broke that is being gone on with: a failure of this call, made before its next attempt."""
+    cost: float = 0.0
+    """What its attempts have cost, in US dollars, as far as their prices are known."""
+    superseded: bool = False
+    """Of an attempt: whether its call goes on with the reply of another, so that its own end is not the call's."""
+    _holds: int = 0
+    _deferred: Outcome | None = None
+    _pending: list[Awaitable[None]] | None = None
 
     def __init__(  # noqa: PLR0917 - the callable door gives them by position
         self,
@@ -274,6 +286,8 @@ class Call:
         """How long parts of an attempt may take."""
         self.streaming = _STREAMING
         """How a streamed reply is passed on; what holds for a call holds for its attempts."""
+        self.purpose: str | None = None
+        """What the call is made for (batch, realtime, canary ...), for credentials that are kept for it."""
         self._begin()
 
     def _begin(self) -> None:
@@ -281,34 +295,11 @@ class Call:
         self.outcome: Outcome | None = None
         self.first_content: float | None = None
         """Seconds from `started` to the first content of the reply, once it came."""
-        self.answer_id: str | None = None
-        """What the provider calls the answer, where the reply says so."""
-        self.first_chunk: float | None = None
-        """When the first bytes of the reply's body came, on `anyio.current_time()`'s clock."""
         self.attempts = 0
-        self.retries = 0
-        self.exhausted = False
-        """Whether a policy that owns retries gave up on the last failure."""
-        self.hedges = 0
-        self.fallbacks = 0
-        self.retry_delay = 0.0
-        self.wait_time = 0.0
         self.circuits: Sequence[EarlyChecked] = ()
         """The circuits that an attempt of it will have to pass."""
-        self.logical_model: str | None = None
-        """The model that is to be routed to, where a policy has chosen another than the request names."""
-        self.purpose: str | None = None
-        """What the call is made for (batch, realtime, canary ...), for credentials that are kept for it."""
-        self.route: Route | None = None
-        """Where its attempts have gone, and may still go; `None` without a `Router`."""
-        self.broke: Outcome | None = None
-        """How the stream broke that is being gone on with: a failure of this call, made before its next attempt."""
         self.budget: RetryBudget | None = None
         """What its retries and hedges draw on, where a policy that owns retries keeps one."""
-        self.cost = 0.0
-        """What its attempts have cost, in US dollars, as far as their prices are known."""
-        self.superseded = False
-        """Of an attempt: whether its call goes on with the reply of another, so that its own end is not the call's."""
         self.committed = False
         """Of an attempt: whether its reply was handed on, so that nothing of it is thrown away any more."""
         self.adopter: Call | None = None
@@ -316,12 +307,11 @@ class Call:
         """What it has taken that others may wait for, until it ends."""
         self.enclosing: Call | None = None
         """Of what runs code of the application's: what that itself runs inside of."""
+        self.ended = 0.0
+        """When what is undone now is undone, on `anyio.current_time()`'s clock: for what `on_finish` was given."""
         self._callbacks: list[Finish] = []
         self._open = [True]
         """Popped by whoever finishes: one `list.pop` is atomic, also against a finaliser."""
-        self._holds = 0
-        self._deferred: Outcome | None = None
-        self._pending: list[Awaitable[None]] | None = None
 
     @property
     def profile(self) -> Profile:
@@ -376,8 +366,8 @@ class Call:
         child.streaming = self.streaming
         child._read = self._read
         child._profile = self._profile
-        child._begin()
         child.purpose = self.purpose
+        child._begin()
         return child
 
     def direct(self, target: Target, request: Request) -> None:
@@ -385,7 +375,8 @@ class Call:
         profile = self.profile
         model, provider = target.model or profile.model, target.provider or profile.provider
         if model != profile.model or provider != profile.provider:
-            self._profile = _directed(profile, model, provider)
+            short = profile.model is None or len(profile.model) <= LONGEST_MODEL
+            self._profile = (_directed if short else _directed.__wrapped__)(profile, model, provider)
         self.target = target
         self.request = request
 
@@ -439,7 +430,8 @@ class Call:
         except IndexError:
             return
         self.outcome = outcome
-        self._undo_all(self._callbacks, outcome)
+        if self._callbacks:
+            self._undo_all(self._callbacks, outcome)
         if self.adopter is not None:
             if self.first_content is not None:
                 self.adopter.first_content = self.started + self.first_content - self.adopter.started
@@ -484,6 +476,10 @@ class Call:
 
     def _undo_all(self, callbacks: list[Finish], outcome: Outcome) -> None:
         """Run callbacks, the last first, and keep what they leave to await; more may be added meanwhile."""
+        try:
+            self.ended = self.loop.time()
+        except RuntimeError:  # trio's loop has ended, and its clock with it
+            self.ended = self.started
         while callbacks:
             callback = callbacks.pop()
             try:

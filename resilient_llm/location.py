@@ -8,6 +8,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
+from resilient_llm._kept import LONGEST_URL
+
 __all__ = ["Location", "locate"]
 
 _HOSTS = {
@@ -46,16 +48,19 @@ class Location(NamedTuple):
 
 def locate(url: str) -> Location:
     """Take apart a URL; it may be relative. Its query, where keys hide, is neither looked at nor kept."""
-    return _locate(url.partition("?")[0])
+    url = url.partition("?")[0]
+    return _kept(url) if len(url) <= LONGEST_URL else _take_apart(url)
 
 
-@lru_cache(maxsize=1024)
-def _locate(url: str) -> Location:
+def _take_apart(url: str) -> Location:
     scheme, separator, rest = url.partition("://")
     authority, slash, path = (rest if separator else scheme).partition("/")
     host = authority.rpartition("@")[2].partition(":")[0].lower()
     location = slash + path.partition("#")[0]
     return Location(host, location, _provider(host, location))
+
+
+_kept = lru_cache(maxsize=1024)(_take_apart)
 
 
 def _provider(host: str, path: str) -> str | None:

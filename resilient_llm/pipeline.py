@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Literal, ParamSpec, TypeVar, get_args, overload
 
-from resilient_llm._loop import EventLoop, LoopBound
+from resilient_llm._loop import LoopBound
 from resilient_llm.call import Profile
 from resilient_llm.errors import ConfigurationError, DeadlineExceededError
 from resilient_llm.function import ClassifyError, ClassifyResult, FunctionDoor, classify_error
@@ -107,7 +107,11 @@ class Pipeline:
             observe = getattr(policy, "observe", None)
             if observe is not None:
                 observe(self.telemetry)
-        self._loop = LoopBound(f"pipeline {name!r}", _keep_nothing)
+        self.loop = LoopBound(f"pipeline {name!r}", _keep_nothing).bind
+        """Give the event loop this pipeline belongs to; `EventLoopError` when it is another than the running one.
+
+        The caller may know that one already; to ask for it costs as much as a small policy.
+        """
         self._boundary = attempt_boundary(self.policies)
         self._circuits = tuple(policy for policy in self.policies if isinstance(policy, CircuitBreaker))
         self._keeps_deadlines = door == "asgi" or any(
@@ -134,18 +138,11 @@ class Pipeline:
             attempt = _single_attempt(attempt)
         return chained(self.policies[: self._boundary], attempt)
 
-    def loop(self, known: EventLoop | None = None) -> EventLoop:
-        """Give the event loop this pipeline belongs to; `EventLoopError` when it is another than the running one.
-
-        The caller may know that one already; to ask for it costs as much as a small policy.
-        """
-        return self._loop.bind(known)
-
     def handle(self, call: Call) -> Awaitable[Reply]:
         """Carry a call through the policies to the handler, until the deadline it may have inherited."""
         if self._circuits:
             call.circuits = self._circuits
-        if call.deadline == math.inf or self._keeps_deadlines:
+        if self._keeps_deadlines or call.deadline == math.inf:
             return self._entry(call)
         return self._until_deadline(call)
 

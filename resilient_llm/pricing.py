@@ -15,6 +15,7 @@ from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol, cast
 
+from resilient_llm._kept import LONGEST_MODEL
 from resilient_llm.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -116,7 +117,6 @@ def _count(tokens: int | None) -> int | None:
     return None if tokens is None else max(0, min(int(tokens), _MOST_TOKENS))
 
 
-@lru_cache(maxsize=4096)
 def price_of(provider: str | None, model: str | None) -> Price | None:
     """Give the price that a provider publishes for a model; `None` where it is not known.
 
@@ -124,8 +124,13 @@ def price_of(provider: str | None, model: str | None) -> Price | None:
     the hour, or on a day to come, is that of the first time. The first look-up loads genai-prices, which takes a
     quarter of a second; `None` without it.
     """
-    if provider is None or not model:
+    if not provider or not model or len(model) > LONGEST_MODEL:
         return None
+    return _published(provider, model)
+
+
+@lru_cache(maxsize=4096)
+def _published(provider: str, model: str) -> Price | None:
     catalogue = _catalogue()
     if catalogue is None:
         return None

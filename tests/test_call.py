@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
+from threading import Thread
 
+import anyio
 import pytest
 
 from resilient_llm import Profile, Request, Target
 from resilient_llm._loop import EventLoop
 from resilient_llm.call import Call
-from resilient_llm.outcome import Outcome
+from resilient_llm.outcome import SUCCESS, Outcome
 from resilient_llm.telemetry.silent import SILENT
 
 pytestmark = pytest.mark.anyio
@@ -60,3 +62,38 @@ async def test_what_is_taken_back_is_undone_as_it_was_sent() -> None:
     await call.retract(mark)
     assert seen == [("away", "taken back")]
     assert (call.target, call.request, call.holds, call.model) == (HOME, ASKED, (), "m")
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("elsewhere", [True, False], ids=["another thread", "the loop's thread"])
+def test_what_outlives_its_event_loop_is_undone_all_the_same(backend: str, elsewhere: bool) -> None:
+    async def begin() -> Call:
+        return begun([])
+
+    call = anyio.run(begin, backend=backend)
+    undone: list[Outcome] = []
+    call.on_finish(undone.append)
+    thread = Thread(target=call.finish, args=[SUCCESS])
+    if elsewhere:
+        thread.start()
+        thread.join()
+    else:
+        call.finish(SUCCESS)
+    assert call.finished
+    assert undone == [SUCCESS]
+
+
+async def test_callbacks_know_when_they_are_run() -> None:
+    call = begun([])
+    noted: list[float] = []
+    call.on_finish(lambda _: noted.append(call.ended))
+    mark = call.mark()
+    call.on_finish(lambda _: noted.append(call.ended))
+    began = anyio.current_time()
+    await anyio.sleep(1)
+    await call.retract(mark)
+    await anyio.sleep(1)
+    call.finish(SUCCESS)
+    await anyio.sleep(1)
+    call.on_finish(lambda _: noted.append(call.ended))
+    assert noted == pytest.approx([began + 1, began + 2, began + 3])

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilient_llm import ConfigurationError, Price, Usage, pricing
-from resilient_llm.pricing import cost_of, price_of
+from resilient_llm.pricing import _published, cost_of, price_of
 
 GPT_4O = Price(input=2.5, output=10, cached=1.25)
 LONG = Price(input=3, output=15, cached=0.3, above=[(200_000, Price(input=6, output=22.5, cached=0.6))])
@@ -181,7 +181,10 @@ def test_names_that_callers_make_up_are_not_kept() -> None:
         price_of("openai", f"gpt-4o-{number}")
         price_of("openai", f"nothing-{number}")
     assert size() == before
-    assert price_of.cache_info().maxsize == 4096
+    assert _published.cache_info().maxsize == 4096
+    kept = _published.cache_info().currsize
+    assert price_of("openai", "gpt-4o-" + 1_000_000 * "x") is None  # callers may call it anything
+    assert _published.cache_info().currsize == kept
 
 
 def test_no_network_is_used_and_nothing_is_loaded_before_it_is_needed() -> None:
@@ -223,5 +226,5 @@ def test_a_catalogue_that_fails_is_no_reason_to_fail(
             raise TypeError("changed")
 
     monkeypatch.setattr(pricing, "_catalogue", Broken)
-    assert price_of.__wrapped__("openai", "gpt-4o") is None
+    assert _published.__wrapped__("openai", "gpt-4o") is None
     assert "genai-prices failed" in caplog.text

@@ -1,6 +1,6 @@
 """The command `resilient-llm` with its subcommands, and how it ends.
 
-What a subcommand does is in a module of its own, which imports its extras when it runs.
+What a subcommand does is in a module of its own, which is imported when it is asked for.
 """
 
 from __future__ import annotations
@@ -14,15 +14,13 @@ from types import FrameType
 import click
 
 import resilient_llm
-from resilient_llm.cli.demo import demo
-from resilient_llm.cli.fake_provider import fake_provider
-from resilient_llm.cli.sidecar import check_config, config_schema, serve
+from resilient_llm.cli.subcommands import Subcommands
 
 __all__ = ["program", "run"]
 
 
 @click.group(
-    commands=[demo, fake_provider, serve, check_config, config_schema],
+    cls=Subcommands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Each command has a --help of its own. No command needs an API key.",
 )

@@ -62,7 +62,7 @@ class Admission:
     """Let one call through; hand it back to `Circuit.record` with the call's result."""
 
     generation: int
-    is_probe: bool
+    is_probe: bool = False
     settled: bool = False
 
 
@@ -137,7 +137,7 @@ class Circuit:
     def admit(self, now: float) -> Admission | Refusal:
         """Let a call through, as a probe unless the circuit is closed, or refuse it."""
         if self.state is _CLOSED:
-            return Admission(self.generation, False)  # noqa: FBT003
+            return Admission(self.generation)
         now = self._advance(now)
         if wait := self._wait(now):
             return Refusal(wait, self.state, self.reason)
@@ -152,7 +152,6 @@ class Circuit:
         admission: Admission,
         now: float,
         result: Result,
-        *,
         time_to_first_token: float | None = None,
         retry_after: float | None = None,
     ) -> None:

@@ -67,6 +67,7 @@ class CredentialUse:
         "dead_since",
         "failures",
         "in_flight",
+        "is_uncapped",
         "most",
         "probing",
         "purposes",
@@ -81,6 +82,7 @@ class CredentialUse:
         if terms.requests_per_minute is not None:
             rate = terms.requests_per_minute / _MINUTE
             self.bucket = TokenBucket(max(1.0, terms.requests_per_minute), rate, -math.inf)
+        self.is_uncapped = self.most is None and self.bucket is None
         self.in_flight = 0
         self.used = (-math.inf, 0)  # when a call took it last, and the number of that call
         self.failures = 0  # times in a row that it was set aside; 0 while it lives
@@ -228,9 +230,10 @@ class CredentialPool:
         return False
 
     def _may_have(self, index: int, member: CredentialUse, now: float, purpose: str | None) -> bool:
-        if member.purposes and purpose not in member.purposes:
+        if (member.purposes and purpose not in member.purposes) or self._rests[index] > now:
             return False
-        return self._rests[index] <= now and member.is_free(now)
+        # Most have no caps, and live.
+        return (member.is_uncapped and not member.failures) or member.is_free(now)
 
     def _limited_for(self, index: int, now: float) -> float:
         """Give the seconds until its limits, the provider's and its own, let a credential be used."""

@@ -7,7 +7,7 @@ here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from math import inf
 from typing import Generic, TypeVar
 
@@ -63,6 +63,8 @@ class RateQueue(Generic[Tenant]):
         self._entries: dict[Ticket[Tenant], tuple[Lane[Tenant], Line[Tenant], Reservation]] = {}
         self._accounts: Accounts[Tenant] = Accounts(rules.weight)
         self._order: LaneOrder[Tenant] = LaneOrder()
+        self.waiting: Collection[Ticket[Tenant]] = self._entries.keys()
+        """The tickets of those who wait, to look at."""
         self._dry: dict[Tenant, dict[Lane[Tenant], None]] = {}  # where tenants may be passed over
         self._displaced: list[Ticket[Tenant]] = []
 

@@ -126,9 +126,12 @@ class SSEParser:
 
     def _read_plain(self, data: bytes, events: list[Event]) -> bytes:
         """Read blocks while they are plain, so that no lines need be told apart; give the rest."""
-        offset, last_id = self.offset, self._id
+        offset, last_id, size = self.offset, self._id, len(data)
         at = 0
-        while block := _PLAIN_BLOCK.match(data, at):
+        while at < size:
+            block = _PLAIN_BLOCK.match(data, at)
+            if block is None:
+                break
             end = block.end()
             if end - at > self.max_event_size:
                 break
@@ -137,7 +140,9 @@ class SSEParser:
                 event, text = name.decode() if name else "message", value.decode()
             except UnicodeDecodeError:
                 break
-            events.append(Event(event, text, last_id, None, offset + at, offset + end))
+            # As `Event(...)`, without the Python function that a named tuple puts in between.
+            fields = (event, text, last_id, None, offset + at, offset + end, True, True)
+            events.append(tuple.__new__(Event, fields))
             at = end
         if at:
             self._after_cr = False

@@ -178,7 +178,7 @@ class QuotaSet:
         self.counts_tokens = any(self._tokens)
         """Whether any limit is one on tokens."""
 
-    def reserve(self, call: Call, now: float, *, requests: float, tokens: float) -> Reservation:
+    def reserve(self, call: Call, now: float, requests: float, tokens: float) -> Reservation:
         """Say what a call takes, of which bucket of every limit; nothing is taken yet."""
         found: list[Quota] = []
         charges: list[tuple[TokenBucket, float]] = []

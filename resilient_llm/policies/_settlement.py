@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["never_sent", "tokens_used"]
 
+_SUCCESS = Verdict.SUCCESS
 _INTERRUPTIONS = frozenset({"cancelled", "deadline_exceeded"})
 _NO_CONNECTION = frozenset({"pool_timeout"})
 """Neutral, as it says nothing of the target, but no refusal of a policy's."""
@@ -39,7 +40,7 @@ def tokens_used(call: Call, outcome: Outcome, estimate: Estimate) -> float | Non
     used = None if outcome.usage is None else _reported(call, outcome.usage, estimate)
     if used is not None:
         return used
-    if outcome.ok:
+    if outcome.verdict is _SUCCESS:
         return None
     refused = outcome.status is not None and outcome.verdict in (Verdict.THROTTLED, Verdict.FATAL)
     failed = outcome.status is not None and outcome.verdict is Verdict.FAILURE and not outcome.ambiguous

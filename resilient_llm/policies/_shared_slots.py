@@ -116,9 +116,9 @@ class SharedSlotPool(SlotPool):
         """
         return self._rehearse(call, tenant, cost)
 
-    def release(self, now: float, *, since: float, tenant: Hashable = None) -> None:
+    def release(self, now: float, since: float, tenant: Hashable = None) -> None:
         """Give back a slot that was held since then; the store says whom it is for."""
-        super().release(now, since=since, tenant=tenant)
+        super().release(now, since, tenant)
         if not self._guard.closed:  # nobody else is going to say that it is free
             self._resume(key_of(tenant))
             self._kick()
@@ -208,7 +208,7 @@ class SharedSlotPool(SlotPool):
         except StoreUnavailableError:
             return
         if refused is None:
-            call.on_finish(lambda _: self.release(call.loop.time(), since=since, tenant=tenant))
+            call.on_finish(lambda _: self.release(call.ended, since, tenant))
             return
         ticket = self._push(call, tenant, since, cost=cost)
         if ticket is None:

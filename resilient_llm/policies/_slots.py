@@ -7,6 +7,7 @@ slots there are, and what a call must do to deserve one, its policy says.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Hashable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -20,6 +21,7 @@ from resilient_llm.telemetry.names import DRY_RUN, LIMITER_NAME, WAIT_QUEUE_DEPT
 
 if TYPE_CHECKING:
     from resilient_llm.call import Call
+    from resilient_llm.outcome import Outcome
     from resilient_llm.telemetry import WaitOutcome
 
 __all__ = ["SlotPool"]
@@ -136,7 +138,7 @@ class SlotPool:
     ) -> None:
         now = call.loop.time()
         if not isinstance(got, Ticket) or got.state is TicketState.GRANTED:
-            self.release(now, since=since, tenant=tenant)
+            self.release(now, since, tenant)
             return
         if got.state is TicketState.DISPLACED:
             call.telemetry.rejected(call, self.full(_DISPLACED, tenant), dry_run=True)
@@ -164,7 +166,15 @@ class SlotPool:
             name=self._name,
         )
 
-    def release(self, now: float, *, since: float, tenant: Hashable = None) -> None:
+    def hold(self, call: Call, tenant: Hashable) -> None:
+        """Keep a slot that was taken until the call ends."""
+        call.holds += (self,)
+        call.on_finish(partial(self._give_back, call, tenant, call.loop.time()))
+
+    def _give_back(self, call: Call, tenant: Hashable, since: float, _outcome: Outcome) -> None:
+        self.release(call.ended, since, tenant)
+
+    def release(self, now: float, since: float, tenant: Hashable = None) -> None:
         """Give back a slot that was held since then, and wake whom it is for."""
         held = now - since
         self._mean_hold += _SMOOTHING * (held - self._mean_hold) if self._mean_hold else held

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from resilient_llm.context import enclosing
@@ -18,11 +17,9 @@ from resilient_llm.policies._slots import SlotPool
 from resilient_llm.telemetry.names import LIMITER_NAME, TENANT
 
 if TYPE_CHECKING:
-    from resilient_llm._loop import EventLoop
     from resilient_llm.call import Call, CallNext
     from resilient_llm.core.slots import Slots
     from resilient_llm.message import Reply
-    from resilient_llm.outcome import Outcome
     from resilient_llm.stores.protocol_leases import LeaseStore
     from resilient_llm.telemetry import Telemetry
 
@@ -132,14 +129,14 @@ class Bulkhead:
             pool.check_nesting()
         if not pool.slots.try_acquire(tenant):
             return self._wait(call, call_next, pool, tenant)
-        _hold(call, pool, tenant)
+        pool.hold(call, tenant)
         return call_next(call)
 
     async def _wait(self, call: Call, call_next: CallNext, pool: SlotPool, tenant: Hashable) -> Reply:
         # What a call costs can be costly to find out: not for one that is turned away.
         cost = 1.0 if pool.slots.room.is_full(tenant) else self._cost(call)
         await pool.acquire(call, tenant, cost=cost)
-        _hold(call, pool, tenant)
+        pool.hold(call, tenant)
         return await call_next(call)
 
     def resize(self, max_concurrent: int | None = None, *, shared: int | None = None) -> None:
@@ -221,13 +218,3 @@ async def _after(asked: Awaitable[None], call: Call, call_next: CallNext) -> Rep
 
 def _one_for_all(_call: Call) -> Hashable:
     return None
-
-
-def _hold(call: Call, pool: SlotPool, tenant: Hashable) -> None:
-    """Keep the slot that was taken until the call ends."""
-    call.holds += (pool,)
-    call.on_finish(partial(_release, call.loop, pool, tenant, call.loop.time()))
-
-
-def _release(loop: EventLoop, pool: SlotPool, tenant: Hashable, since: float, _outcome: Outcome) -> None:
-    pool.release(loop.time(), since=since, tenant=tenant)

@@ -185,8 +185,7 @@ class CircuitBreaker:
             call.on_finish(partial(self._record, call, keyed, admission))
 
     def _record(self, call: Call, keyed: _KeyedCircuit, admission: Admission, outcome: Outcome) -> None:
-        now = call.loop.time()
-        circuit = keyed.circuit
+        now, circuit = call.ended, keyed.circuit
         if outcome.verdict is _SUCCEEDED:
             result = _SUCCESS
         else:
@@ -197,9 +196,7 @@ class CircuitBreaker:
         if to_first is None:
             to_first = now - call.started
         if self._shared is None or keyed.shared is None:
-            circuit.record(
-                admission, now, result, time_to_first_token=to_first, retry_after=outcome.retry_after
-            )
+            circuit.record(admission, now, result, to_first, outcome.retry_after)
         else:
             self._shared.record(
                 keyed.shared,

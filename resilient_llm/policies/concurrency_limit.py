@@ -192,8 +192,7 @@ class ConcurrencyLimit:
         return call_next(call)
 
     def _finish(self, call: Call, limit: _KeyedLimit, tenant: Hashable, sent: Sent, outcome: Outcome) -> None:
-        now = call.loop.time()
-        pool = limit.pool
+        now, pool = call.ended, limit.pool
         dropped = outcome.verdict is not _SUCCESS
         if not dropped or _is_drop(outcome):
             size = limit.algorithm.on_sample(now, sent, dropped=dropped)
@@ -202,7 +201,7 @@ class ConcurrencyLimit:
         if self.dry_run:
             limit.running -= 1
         else:
-            pool.release(now, since=sent.at, tenant=tenant)
+            pool.release(now, sent.at, tenant)
 
     def limit(self, key: Hashable) -> int:
         """Give the limit of a key as it is now; of one that no attempt was made for, what it would begin with."""

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
-
-import anyio
 
 from resilient_llm.errors import DeadlineExceededError
 from resilient_llm.ordering import Placement
 from resilient_llm.policies._options import label, seconds
+from resilient_llm.policies._shared_timer import SharedTimer
 
 if TYPE_CHECKING:
+    import anyio
+
     from resilient_llm.call import Call, CallNext
     from resilient_llm.message import Reply
     from resilient_llm.outcome import Outcome
@@ -34,6 +36,7 @@ class Deadline:
     total: float
     header: str | None = "x-request-timeout"
     placement: ClassVar[Placement] = Placement.DEADLINE
+    _timer: SharedTimer | None = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
         seconds(total=self.total)
@@ -45,15 +48,23 @@ class Deadline:
         total = self.total
         if call.inbound and self.header is not None:
             total = min(total, _asked_for(call, self.header))
-        deadline = call.deadline = min(call.deadline, call.started + total)
+        call.deadline = min(call.deadline, call.started + total)
         # A scope acts at the first checkpoint, which may come after all is done.
-        if deadline <= call.loop.time():
+        if call.deadline <= call.loop.time():
             raise _exceeded(call)
-        with call.loop.scope(deadline=deadline) as scope:
+        timer = self._timer
+        if timer is None or timer.loop is not call.loop:
+            timer = SharedTimer(call.loop)
+            object.__setattr__(self, "_timer", timer)
+        with call.loop.scope() as scope:
+            timer.watch(scope, call.deadline)
             if call.inbound:
                 # There the pipeline returns only when the app does; what runs after the reply has no deadline.
-                call.on_finish(lambda _outcome: _disarm(scope, _outcome))
-            return await call_next(call)
+                call.on_finish(partial(_disarm, timer, scope))
+            try:
+                return await call_next(call)
+            finally:
+                timer.leave(scope)
         raise _exceeded(call)
 
 
@@ -62,7 +73,8 @@ def _exceeded(call: Call) -> DeadlineExceededError:
     return DeadlineExceededError(f"the call was not done by its deadline, {after:g} s after it began")
 
 
-def _disarm(scope: anyio.CancelScope, _outcome: Outcome) -> None:
+def _disarm(timer: SharedTimer, scope: anyio.CancelScope, _outcome: Outcome) -> None:
+    timer.leave(scope)
     scope.deadline = math.inf
 
 

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RateLimit"]
 
+_SUCCESS = Verdict.SUCCESS
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RateLimit:
@@ -186,7 +188,7 @@ class RateLimit:
         if self.dry_run:
             if not self._rehearse(call, reservation, now):
                 return call_next(call)
-        elif len(self._waiters.queue) or not reservation.take_at_once(now):
+        elif self._waiters.queue.waiting or not reservation.take_at_once(now):
             return self._wait(call, call_next, reservation, now)
         return self._send(call, call_next, reservation)
 
@@ -233,7 +235,7 @@ class RateLimit:
         tokens = 0.0
         if self._quotas.counts_tokens:
             tokens = estimate_once(call, self.estimate)
-        return self._quotas.reserve(call, now, requests=requests, tokens=tokens)
+        return self._quotas.reserve(call, now, requests, tokens)
 
     def _oversized(self, reservation: Reservation, now: float) -> CostExceedsCapacityError | None:
         return self._quotas.oversized(reservation, now, borrow=self.oversize == "borrow", name=self.name)
@@ -252,17 +254,17 @@ class RateLimit:
     def _finish(
         self, call: Call, reservation: Reservation, outcome: Outcome, *, taken: SharedTake | None = None
     ) -> None:
-        now = call.loop.time()
-        tokens = tokens_used(call, outcome, self.estimate) if self._quotas.counts_tokens else None
-        if not outcome.ok and never_sent(call, outcome):
+        now = call.ended
+        used: float | None = None
+        if outcome.verdict is not _SUCCESS and never_sent(call, outcome):
             reservation.cancel(now)
-            used = None
-        elif tokens is None:
-            reservation.keep()
-            return
         else:
-            used = tokens
-            self._quotas.settle(reservation, tokens, now)
+            if self._quotas.counts_tokens:
+                used = tokens_used(call, outcome, self.estimate)
+            if used is None:
+                reservation.keep()
+                return
+            self._quotas.settle(reservation, used, now)
         if taken is not None and self._shared is not None:
             self._shared.settle(call, taken, reservation, used)
         self._waiters.give_back(call.tenant, now, reservation)

@@ -164,8 +164,10 @@ class Retry:
 
     def _give_key(self, call: Call) -> None:
         """Let the provider recognise the request when it comes again, where it can."""
+        if not self.idempotency_key or call.work is not None:  # a function is given no headers
+            return
         request = call.request
-        header = call.profile.idempotency_header if self.idempotency_key else None
+        header = call.profile.idempotency_header
         if header is not None and request.header(header) is None:
             key = _version_4(self.random.getrandbits(128))
             call.request = request.replace(headers=[*request.headers, (header, key.encode())])

@@ -104,10 +104,11 @@ class TokenEstimate:
 
     def __call__(self, call: Call) -> int:
         """Give the estimate for a call."""
-        prompt = self.prompt(call)
+        body = call.request.json
+        prompt = self.of(body)
         if not prompt or not has_output(call):
             return prompt
-        return min(prompt + self._output(call.request.json), int(MOST_TOKENS))
+        return min(prompt + self._output(body), int(MOST_TOKENS))
 
     def prompt(self, call: Call) -> int:
         """Give the part of the estimate that is the prompt's."""
@@ -122,7 +123,8 @@ class TokenEstimate:
         return math.ceil(min(count + min(attachments * self.attachment_tokens, MOST_TOKENS), MOST_TOKENS))
 
     def _output(self, body: JSONObject) -> int:
-        return output_limit(body, self.output_tokens) * max(1, _first(_places(body), _CHOICES, 1))
+        places = _places(body)
+        return _first(places, _OUTPUT_LIMITS, self.output_tokens) * max(1, _first(places, _CHOICES, 1))
 
     def _by_bytes(self, text: str) -> float:
         size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
@@ -167,7 +169,7 @@ def estimate_once(call: Call, estimate: Estimate) -> float:
     """Give the estimate for a call, made when first asked for and kept for its later attempts."""
     tokens = call.tokens
     if tokens is None:
-        tokens = call.tokens = amount("estimate", estimate, call, otherwise=_DEFAULT)
+        tokens = call.tokens = amount("estimate", estimate, call, _DEFAULT)
         parent = call.parent
         if parent is not None and parent.request is call.request:
             parent.tokens = tokens
@@ -181,7 +183,7 @@ def prompt_tokens(call: Call, estimate: Estimate) -> float:
     return amount("estimate", estimate.prompt, call, otherwise=_DEFAULT.prompt)
 
 
-def amount(option: str, ask: Estimate, call: Call, *, otherwise: Estimate) -> float:
+def amount(option: str, ask: Estimate, call: Call, otherwise: Estimate) -> float:
     """Ask a user's function for a number, at most `MOST_TOKENS`.
 
     One that fails, or gives no finite number from 0, must not break a call.

@@ -59,13 +59,12 @@ DIALECTS: tuple[Dialect, ...] = (OPENAI, ANTHROPIC, BEDROCK, GEMINI)
 
 def dialect_for(request: Request) -> Dialect:
     """Give the dialect a request is written in, `UNKNOWN` when it is none of `DIALECTS`."""
-    if request.dialect is None:
-        request.dialect = _matching(request)
-    return request.dialect
-
-
-def _matching(request: Request) -> Dialect:
-    for dialect in DIALECTS:
-        if dialect.matches(request):
-            return dialect
-    return UNKNOWN
+    dialect = request.dialect
+    if dialect is None:
+        dialect = UNKNOWN
+        for known in DIALECTS:
+            if known.matches(request):
+                dialect = known
+                break
+        request.dialect = dialect
+    return dialect

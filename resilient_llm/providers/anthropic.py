@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from typing import ClassVar
 
+from resilient_llm._kept import LONGEST_MODEL
 from resilient_llm.call import Profile
 from resilient_llm.core import sse
 from resilient_llm.location import locate
 from resilient_llm.message import JSONObject, Request
 from resilient_llm.providers.answer import Answer, EventKind, count, objects, written
-from resilient_llm.providers.base import BaseDialect, text
+from resilient_llm.providers.base import BaseDialect, kept_profile, text
 
 __all__ = ["ANTHROPIC", "AnthropicDialect"]
 
@@ -63,10 +64,12 @@ class AnthropicDialect(BaseDialect):
         if operation is None or request.method != "POST":
             return super().profile(request)
         body = request.json
-        return Profile(
+        model = text(body.get("model")) or model
+        make = kept_profile if model is None or len(model) <= LONGEST_MODEL else Profile
+        return make(
             provider=location.provider or self.provider,
             operation=operation,
-            model=text(body.get("model")) or model,
+            model=model,
             stream=body.get("stream") is True or method == "streamRawPredict",
             repeat_safe=body.get("thread") is None,
             resumable=location.path.endswith("/v1/messages") and body.get("messages") is not None,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import time
 from abc import ABC, abstractmethod
+from functools import lru_cache
 from typing import ClassVar, Literal, Protocol, TypeAlias
 
 from resilient_llm.call import Profile
@@ -22,7 +23,7 @@ from resilient_llm.providers.codes import find_code, find_phrase
 from resilient_llm.providers.meaning import FAULT, OVERLOADED, Meaning, meaning_of_status, outcome_unknown
 from resilient_llm.providers.problem import Problem, parse, read_problem, reports_error
 
-__all__ = ["BaseDialect", "Dialect", "Framing", "stored", "text"]
+__all__ = ["BaseDialect", "Dialect", "Framing", "kept_profile", "stored", "text"]
 
 Framing: TypeAlias = Literal["events", "array", "unknown"]
 """What a stream is written in: server-sent events, a JSON array that comes bit by bit, or nobody knows what."""
@@ -34,6 +35,12 @@ _FIRST_ERROR = 400
 _IDENTIFIER = re.compile(r"[A-Za-z][A-Za-z0-9]*(?:[._-][A-Za-z0-9]+)*")
 _MAX_IDENTIFIER = 48
 _MAX_DIGITS = 4
+
+kept_profile = lru_cache(maxsize=1024)(Profile)
+"""Gives a profile as `Profile` does, the same one for the same values: requests ask for little that is new.
+
+Not for models with names longer than `LONGEST_MODEL`.
+"""
 
 
 class Dialect(Protocol):

@@ -8,7 +8,7 @@ without parsing them.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from resilient_llm.core.sse import Event
 from resilient_llm.message import Headers, JSONObject
@@ -28,6 +28,7 @@ MALFORMED = object()
 # Asked for with each event; through its class it costs eight times a global on 3.11.
 _CONTENT = EventKind.CONTENT
 _DONE = "[DONE]"
+_raw_decode = json.JSONDecoder().raw_decode
 _BRACKETS = ("{", "[")
 _MAX_LESSONS = 8
 """How many shapes to try in one stream, in which perhaps no event is like another."""
@@ -44,6 +45,7 @@ class EventReader:
         "_answer",
         "_dialect",
         "_headers",
+        "_lesson",
         "_lessons",
         "_shape",
         "_status",
@@ -78,6 +80,7 @@ class EventReader:
         self._answer = Answer(keep_text=keep_text)
         self._shape: Shape | None = None
         self._lessons = 0 if keep_text else _MAX_LESSONS
+        self._lesson: tuple[str, str, int] | None = None  # what `learn` is to be asked about the last event
         self._unsettled: str | None = None  # the last event that was recognised and not parsed
 
     @property
@@ -88,6 +91,9 @@ class EventReader:
 
     def read(self, event: Event) -> EventKind:
         """Say what an event is, by its likeness to an earlier one if possible."""
+        if self._lesson is not None:  # not when it came: somebody waits for the first event of all
+            self._shape = learn(*self._lesson, self._shape) or self._shape
+            self._lesson = None
         shape = self._shape
         if shape is not None and event.event == shape.event and event.valid:
             characters = shape.match(event.data)
@@ -127,7 +133,7 @@ class EventReader:
             return False
         if not isinstance(body, dict) or self.messages:
             return False
-        self._dialect.read_body(cast("JSONObject", body), self._answer)
+        self._dialect.read_body(body, self._answer)
         if self._answer.problem is not None:
             self.report({"error": self._answer.problem}, "")
         return True
@@ -139,7 +145,7 @@ class EventReader:
         self._stop_learning()
         if isinstance(body, dict):  # there may be usage in it
             before = self._answer.output_tokens
-            self._dialect.read_event("error", cast("JSONObject", body), self._answer)
+            self._dialect.read_event("error", body, self._answer)
             self.accounted = self._answer.output_tokens != before
         return EventKind.ERROR
 
@@ -150,7 +156,7 @@ class EventReader:
         if event.event == "error" or reports_error(body) or (isinstance(body, dict) and body.get("error")):
             return self.report(body, data)
         if isinstance(body, dict):
-            return self._read_object(event, cast("JSONObject", body))
+            return self._read_object(event, body)
         return self._read_other(data, body)
 
     def _read_object(self, event: Event, body: JSONObject) -> EventKind:
@@ -169,9 +175,7 @@ class EventReader:
             self.has_content = True
             if self._lessons:
                 self._lessons -= 1
-                self._shape = (
-                    learn(event.event, event.data, answer.characters - before, self._shape) or self._shape
-                )
+                self._lesson = (event.event, event.data, answer.characters - before)
         return kind
 
     def _read_other(self, data: str, body: object) -> EventKind:
@@ -197,6 +201,7 @@ class EventReader:
         self._settle()
         self._shape = None
         self._lessons = 0
+        self._lesson = None
 
     def _settle(self) -> None:
         """Parse the last event that was only recognised, for the numbers in it."""
@@ -230,8 +235,13 @@ def fault(error_type: str, status: int, *, retryable: bool = True) -> Outcome:
 
 def parse_data(data: str) -> object:
     """Parse the data of an event; `MALFORMED` if it is not JSON."""
+    parsed: object
     try:
-        parsed: object = json.loads(data)
+        if data.startswith("{"):  # without what `json.loads` does for space at both ends
+            parsed, end = _raw_decode(data)
+            if end == len(data):
+                return parsed
+        parsed = json.loads(data)
     except (ValueError, RecursionError):
         return MALFORMED
     return parsed

@@ -10,13 +10,14 @@ import json
 from collections.abc import Mapping
 from typing import ClassVar, NamedTuple
 
+from resilient_llm._kept import LONGEST_MODEL
 from resilient_llm.call import Profile
 from resilient_llm.core import sse
 from resilient_llm.location import locate
 from resilient_llm.message import JSONObject, Request
 from resilient_llm.providers import openai_answers
 from resilient_llm.providers.answer import Answer, EventKind
-from resilient_llm.providers.base import BaseDialect, stored, text
+from resilient_llm.providers.base import BaseDialect, kept_profile, stored, text
 
 __all__ = ["OPENAI", "OpenAIDialect", "error_body"]
 
@@ -86,10 +87,12 @@ class OpenAIDialect(BaseDialect):
             return super().profile(request)
         body = request.json
         provider = location.provider or self.provider
-        return Profile(
+        model = text(body.get("model")) or _deployment(location.path)
+        make = kept_profile if model is None or len(model) <= LONGEST_MODEL else Profile
+        return make(
             provider=provider,
             operation=route.operation,
-            model=text(body.get("model")) or _deployment(location.path),
+            model=model,
             stream=body.get("stream") is True and route.operation != "embeddings",
             repeat_safe=route.repeat_safe and not stored(body) and body.get("conversation") is None,
             # The SDK renews a caller's key for each step of its tool runners, which suggests that the API

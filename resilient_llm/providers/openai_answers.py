@@ -86,7 +86,9 @@ def _read_completion(body: JSONObject, answer: Answer) -> bool:
     """Read a chunk or the whole of a completion; tell whether the model says anything in it."""
     answer.identify(model=body.get("model"), id=body.get("id"))
     groq = body.get("x_groq")
-    read_usage(body.get("usage") or (groq.get("usage") if isinstance(groq, dict) else None), answer)
+    usage = body.get("usage") or (groq.get("usage") if isinstance(groq, dict) else None)
+    if usage:
+        read_usage(usage, answer)
     said = False
     for position, choice in enumerate(objects(body.get("choices"))):
         index = count(choice, "index")

@@ -85,8 +85,8 @@ class Shape:
         self.settles = '"usage' in data or '"sequence_number"' in data
         """Whether the last event of this shape tells something that the earlier ones do not."""
         self._bodies = [data[place.start : place.end] for place in places]
-        ends = [0, *(place.end for place in places)]
-        starts = [*(place.start for place in places), len(data)]
+        ends = [0, *[place.end for place in places]]
+        starts = [*[place.start for place in places], len(data)]
         self._skeleton = [data[end:start] for end, start in zip(ends, starts, strict=True)]
         # Only text and what has been seen to differ are holes: each costs time.
         self._open = {number for number, place in enumerate(places) if place.text}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from resilient_llm.core.json_array import JSONArrayParser
 from resilient_llm.core.sse import DEFAULT_MAX_EVENT_SIZE, Event, EventTooLargeError, SSEParser
-from resilient_llm.message import Headers
+from resilient_llm.message import Headers, header
 from resilient_llm.outcome import CANCELLED, SUCCESS, Outcome, Verdict
 from resilient_llm.providers.answer import Answer, EventKind
 from resilient_llm.providers.content import ContentDecoder
@@ -68,8 +68,8 @@ class StreamReader:
         array: bool = False,
     ) -> None:
         headers = headers or []
-        decoder = ContentDecoder(headers)
-        self.encoded = not decoder.identity
+        decoder = None if header(headers, b"content-encoding") is None else ContentDecoder(headers)
+        self.encoded = decoder is not None and not decoder.identity
         """Whether the stream has a content encoding, so that no event can be put into it."""
         self._decoder = decoder if self.encoded else None
         self._parser: SSEParser | JSONArrayParser

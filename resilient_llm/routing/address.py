@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, unquote, unquote_plus
 
+from resilient_llm._kept import LONGEST_MODEL, LONGEST_URL
 from resilient_llm.errors import NoTargetError
 from resilient_llm.location import locate
 
@@ -86,13 +87,23 @@ def provider_of(target: Target) -> str | None:
     return locate(target.url).provider
 
 
-@lru_cache(maxsize=4096)
 def address_at(target: Target, dialect: str, url: str, model: str | None, *, versioned: bool) -> Address:
     """Say where a request to `url`, which is without its query, goes at a target.
 
     `model` is what it is to be asked for there, and `versioned` whether the caller gives an Azure `api-version`.
     Raises `NoTargetError` for a route that the target does not have.
     """
+    short = len(url) <= LONGEST_URL and (model is None or len(model) <= LONGEST_MODEL)
+    return (_kept if short else _address)(target, dialect, url, model, versioned)
+
+
+def _address(
+    target: Target,
+    dialect: str,
+    url: str,
+    model: str | None,
+    versioned: bool,  # noqa: FBT001 - a cache counts by position
+) -> Address:
     origin, path = _split(url)
     if target.url is None:
         return Address(url, same_origin=True, versioned=True)
@@ -107,6 +118,9 @@ def address_at(target: Target, dialect: str, url: str, model: str | None, *, ver
     is_azure = provider_of(target) in _AZURE
     same = _normal(origin) == _normal(own_origin)
     return Address(f"{own_origin}{place}", same_origin=same, versioned=versioned and is_azure)
+
+
+_kept = lru_cache(maxsize=4096)(_address)
 
 
 def query_at(query: str, *, strip: bool, api_version: str | None, versioned: bool) -> str:

@@ -15,6 +15,7 @@ from resilient_llm.ordering import chained
 from resilient_llm.outcome import Outcome, Verdict
 from resilient_llm.policies.circuit_breaker import CircuitBreaker
 from resilient_llm.providers import UNKNOWN
+from resilient_llm.routing.cool_down import LONGEST_HINT, CoolDown
 from resilient_llm.routing.costs import attempt_cost
 from resilient_llm.routing.health import Durations
 from resilient_llm.routing.rewrite import rewrite
@@ -29,22 +30,13 @@ if TYPE_CHECKING:
     from resilient_llm.routing.waiting import Waiting
     from resilient_llm.target import Target
 
-__all__ = ["ANSWERED_BY", "ELSEWHERE", "LONGEST_HINT", "Deployment"]
+__all__ = ["ANSWERED_BY", "ELSEWHERE", "Deployment"]
 
 ANSWERED_BY = b"x-resilient-llm-target"
 """The header that names the target a reply is from."""
 
-LONGEST_HINT = 900.0
-"""Seconds that a target cools down at most, whatever it has said; then one call finds out how it is."""
-
-_LONGEST_SOFT_HINT = 5.0
-"""Seconds that a target cools down because its rate limit will be full again later: much is let through before."""
-
 ELSEWHERE = "stored_elsewhere"
 """Why a call is none for a target: it goes on from an answer that another one keeps."""
-
-_SPREAD = 0.1
-"""Share of the time it cools down over which those who wait for it come back: together they would overrun it."""
 
 _SOON = 1.0
 """Seconds after which a call that asks how long it takes may know more: nobody knows when calls end."""
@@ -55,8 +47,8 @@ _SUCCESS = Verdict.SUCCESS
 class Deployment:
     """Keep what is known of one target, and send attempts to it.
 
-    A throttled target, and one that says when to come back, cools down: until then it is not asked. `cool_down`,
-    in seconds, is for one that does not say. Of a router's targets those are in `out` that could not be asked of
+    A throttled target, and one that says when to come back, cools down: until then it is not asked. `cool_down` is
+    for how long, in seconds, when it does not say. Of a router's targets those are in `out` that could not be asked of
     late, and have not answered since: they are to come back slowly. What is known of credentials is in `credentials`,
     which other deployments share; who waits for one is in `waiting`. All methods take `now` of the loop's clock.
     """
@@ -64,17 +56,15 @@ class Deployment:
     __slots__ = (
         "_chain",
         "_chained",
-        "_cool_down",
         "_estimate",
-        "_on_trial",
+        "_is_priced",
         "_out",
         "_particular",
-        "_spread",
         "_stored",
         "_waiting",
         "attempts",
         "circuits",
-        "cooling_until",
+        "cooling",
         "credentials",
         "durations",
         "failures",
@@ -106,11 +96,9 @@ class Deployment:
         self.credentials = (
             CredentialPool(target.credentials, known=credentials) if target.credentials else None
         )
-        self.cooling_until = -math.inf
-        self._spread = 0.0
+        self.cooling = CoolDown(cool_down)
         self.isolated = False
         """Whether it was set aside by hand: nothing is sent there."""
-        self._on_trial = False  # it has said to stay away for longer than anybody does
         self._waiting = waiting
         self._stored = stored
         self.attempts = 0
@@ -119,8 +107,8 @@ class Deployment:
         # Most take whatever they are asked.
         limits = (target.dialect, target.capabilities, target.context_window)
         self._particular = any(limit is not None for limit in limits)
+        self._is_priced = target.price is not None or target.provider is not None
         self._out = out
-        self._cool_down = cool_down
         self._estimate = estimate
         self.circuits = tuple(policy for policy in target.policies if isinstance(policy, CircuitBreaker))
         self._chained: CallNext | None = None
@@ -135,7 +123,8 @@ class Deployment:
             why = self.never(needs)
             if why is not None:
                 return why
-        if now < self.cooling_until or (self._on_trial and self._is_being_tried):
+        cooling = self.cooling
+        if now < cooling.until or (cooling.on_trial and self.load.in_flight):
             return "cooling_down"
         pool = self.credentials
         waiting = self._waiting
@@ -154,7 +143,7 @@ class Deployment:
 
     @property
     def _is_being_tried(self) -> bool:
-        return self._on_trial and self.load.in_flight > 0
+        return self.cooling.on_trial and self.load.in_flight > 0
 
     def wants_probe(self, call: Call, needs: Needs, now: float) -> bool:
         """Tell whether it can be asked again, and nobody is finding out yet how it is."""
@@ -172,21 +161,17 @@ class Deployment:
         reopens = math.inf if self.isolated else self._reopens_in(call)
         if reopens > patience or self._is_being_tried or self.never(needs) is not None:
             return math.inf
-        wait = max(delay, reopens, self.cooling_until - now)
+        wait = max(delay, reopens, self.cooling.until - now)
         if self.credentials is None:
             return wait
         return max(wait, self.credentials.wait(now, call.purpose, patience=patience))
-
-    def spread(self, now: float) -> float:
-        """Give the seconds over which those who wait for it to cool down are to come back; 0 when it does not."""
-        return self._spread if now < self.cooling_until else 0.0
 
     def back_in(self, call: Call, needs: Needs, now: float) -> float:
         """Give the seconds until it can be asked again as things stand; infinity when the call is none for it."""
         if self.isolated or self.never(needs) is not None:
             return math.inf
         wait = max(
-            0.0, self.cooling_until - now, self._reopens_in(call), _SOON if self._is_being_tried else 0.0
+            0.0, self.cooling.until - now, self._reopens_in(call), _SOON if self._is_being_tried else 0.0
         )
         if self.credentials is None:
             return wait
@@ -211,20 +196,19 @@ class Deployment:
         pool = self.credentials
         if pool is None or self.isolated:
             return False
-        return now >= self.cooling_until and pool.is_ready(now, call.purpose)
+        return now >= self.cooling.until and pool.is_ready(now, call.purpose)
 
     def restore(self) -> None:
         """Forget that it was set aside, that it cools down, and what its credentials were refused for."""
         self.isolated = False
-        self.cooling_until = -math.inf
-        self._on_trial = False
+        self.cooling.end()
         if self.credentials is not None:
             for index in range(len(self.credentials)):
                 self.credentials.restore(index)
 
     def go_on(self, *, cool_down: float, slow_start: float, estimate: Estimate) -> None:
         """Be another router's from now on, which has these options; a weight that was set by hand ends."""
-        self._cool_down, self._estimate = cool_down, estimate
+        self.cooling.usual, self._estimate = cool_down, estimate
         self.load.slow_start, self.load.weight = slow_start, self.target.weight
         self._chained = self._chain = None  # or the other router's pipeline would be kept
 
@@ -265,7 +249,7 @@ class Deployment:
 
     def _note(self, call: Call, index: int | None, taken: float, now: float, outcome: Outcome) -> None:
         """Learn from the end of an attempt, or from its being taken back."""
-        ok = self._judge(outcome)
+        ok = True if outcome.verdict is _SUCCESS else self._judge(outcome)
         first_token = call.first_content
         if first_token is None and (ok or call.superseded):
             first_token = now - call.started  # one that was overtaken has taken at least as long
@@ -286,13 +270,13 @@ class Deployment:
             if ok is False and self._reopens_in(call) > 0:
                 self._out[self] = None  # nobody may ask meanwhile, and notice: others may be preferred
             self._learn(outcome, index, now)
-        price = self.target.price_for(call.model)
+        price = self.target.price_for(call.model) if self._is_priced else None
         if price is not None:
             owner = call.parent or call
             owner.cost += attempt_cost(call, price, outcome, self._estimate)
 
     def _succeeded(self, call: Call, now: float) -> None:
-        self._on_trial = False
+        self.cooling.on_trial = False
         self._stored.keep(call, self.target.name, now)
         self.durations.add(now - call.started)
         # Not by an answer to what was asked before its circuit opened.
@@ -301,9 +285,7 @@ class Deployment:
             self.load.came_back(now)
 
     def _judge(self, outcome: Outcome) -> bool | None:
-        """Tell whether an attempt speaks for the target or against it; `None` when it says nothing."""
-        if outcome.verdict is _SUCCESS:
-            return True
+        """Tell whether an attempt without success speaks against the target; `None` when it says nothing."""
         if outcome.verdict is Verdict.FAILURE:
             return False
         # A key that is refused at once must not make its target look idle and quick.
@@ -319,20 +301,10 @@ class Deployment:
 
     def _learn(self, outcome: Outcome, index: int | None, now: float) -> None:
         """Cool down where the provider says so; of several credentials only the one that was throttled rests."""
-        hint = outcome.retry_after
-        if outcome.verdict is Verdict.THROTTLED:
-            hint = hint or self._cool_down
-        elif outcome.verdict is not Verdict.FAILURE:
-            return
-        if not hint:
-            return
-        if outcome.retry_after_source == "ratelimit-reset":
-            hint = min(hint, _LONGEST_SOFT_HINT)
-        absurd = hint > LONGEST_HINT
-        hint = min(hint, LONGEST_HINT)
+        wanted = self.cooling.wanted(outcome)
+        seconds = min(wanted, LONGEST_HINT)
         pool = self.credentials
-        if outcome.verdict is Verdict.THROTTLED and index is not None and pool is not None:
-            pool.rest(index, now, hint)
-            hint = pool.resting(now)
-        if hint and now + hint > self.cooling_until:
-            self.cooling_until, self._spread, self._on_trial = now + hint, _SPREAD * hint, absurd
+        if seconds and outcome.verdict is Verdict.THROTTLED and index is not None and pool is not None:
+            pool.rest(index, now, seconds)
+            seconds = pool.resting(now)
+        self.cooling.begin(now, seconds, on_trial=wanted > LONGEST_HINT)

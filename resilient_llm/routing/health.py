@@ -159,7 +159,7 @@ def _of(deployment: Deployment, model: str, shared: Sequence[CircuitBreaker], no
     if deployment.isolated:
         states.add(CircuitState.ISOLATED)
     circuit = next((state for state in _WORST if state in states), None)
-    cooling = max(0.0, deployment.cooling_until - now)
+    cooling = max(0.0, deployment.cooling.until - now)
     return TargetHealth(
         name=target.name,
         model=model,

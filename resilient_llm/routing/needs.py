@@ -28,19 +28,22 @@ _OWN_TURNS = frozenset({"assistant", "model"})
 class Needs:
     """Say what one call needs: a dialect, capabilities, room for its prompt."""
 
-    def __init__(self, call: Call, estimate: Estimate) -> None:
+    def __init__(self, call: Call, estimate: Estimate, *, place: object = None, larger_than: int = 0) -> None:
+        owner = call.parent or call
         # The call holds its route, and the route this: held in return, all of a request would be left to the
         # garbage collector.
-        self._attempt, self._owner = ref(call), ref(call.parent or call)
+        self._attempt, self._owner = ref(call), ref(owner)
         self.request = call.request
         """The request it is, as its caller has written it."""
-        self.continues = call.streaming.declared and (call.parent or call).broke is not None
+        self.continues = call.streaming.declared and owner.broke is not None
         """Whether it goes on with an answer that broke off, which only targets may that say they can."""
         self._estimate = estimate
-        self.place: object = None
+        self.place = place
         """Where the stored answer is kept that it goes on from; `None` when there is none, or nobody knows."""
-        self.larger_than = 0
+        self.larger_than = larger_than
         """The context window, in tokens, that was too small for it; 0 while none was, and -1 for one nobody knows."""
+        self.is_particular = place is not None or self.continues or larger_than != 0
+        """Whether not every target may carry it out, whatever that says of itself."""
 
     @property
     def _call(self) -> Call:
@@ -48,11 +51,6 @@ class Needs:
         call = self._attempt() or self._owner()
         assert call is not None  # noqa: S101 - whoever asks has it, or a later attempt of it
         return call
-
-    @property
-    def is_particular(self) -> bool:
-        """Tell whether not every target may carry it out, whatever that says of itself."""
-        return self.place is not None or self.continues or self.larger_than != 0
 
     @cached_property
     def dialect(self) -> str:
@@ -91,6 +89,7 @@ class Needs:
     def outgrew(self, window: int | None) -> None:
         """Note that a target found it too long."""
         self.larger_than = max(self.larger_than, window or -1) or -1
+        self.is_particular = True
 
 
 def _capabilities(body: Mapping[str, object]) -> Iterator[str]:

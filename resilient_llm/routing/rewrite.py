@@ -58,7 +58,8 @@ def rewrite(request: Request, target: Target, secret: str | None) -> Request:
             query = query_at(query, strip=strip, api_version=target.api_version, versioned=address.versioned)
         where = f"{where}?{query}" if query else where
     body = None if target.model is None else _body(request, target, dialect)
-    rules = plan.rules(strip=strip, opened=secret is not None, resized=body is not None)
+    kind = (strip, secret is not None, body is not None)
+    rules = plan.rules.get(kind) or plan.add_rules(*kind)
     headers = rules.apply(request.headers, None if body is None else len(body))
     headers += plan.own
     if secret is not None:
@@ -86,7 +87,7 @@ def keeps_model(request: Request, target: Target) -> bool:
 class _Plan:
     """What is the same for all requests in one dialect to a target."""
 
-    __slots__ = ("_rules", "host", "opener", "own", "versioned")
+    __slots__ = ("host", "opener", "own", "rules", "versioned")
 
     def __init__(
         self, host: bytes | None, own: Headers, opener: tuple[bytes, str], *, versioned: bool
@@ -95,16 +96,15 @@ class _Plan:
         self.own = own
         self.opener = opener
         self.versioned = versioned
-        self._rules: dict[tuple[bool, bool, bool], HeaderRules] = {}
+        self.rules: dict[tuple[bool, bool, bool], HeaderRules] = {}
+        """What becomes of headers, by whether they are stripped, there is a secret, and the body is another."""
 
-    def rules(self, *, strip: bool, opened: bool, resized: bool) -> HeaderRules:
-        rules = self._rules.get((strip, opened, resized))
-        if rules is None:
-            replaced = [name for name, _ in self.own]
-            if opened:
-                replaced.append(self.opener[0])
-            rules = HeaderRules(self.host, replaced, strip=strip, resized=resized)
-            self._rules[strip, opened, resized] = rules
+    def add_rules(self, strip: bool, opened: bool, resized: bool) -> HeaderRules:  # noqa: FBT001 - as in `rules`
+        replaced = [name for name, _ in self.own]
+        if opened:
+            replaced.append(self.opener[0])
+        rules = HeaderRules(self.host, replaced, strip=strip, resized=resized)
+        self.rules[strip, opened, resized] = rules
         return rules
 
 

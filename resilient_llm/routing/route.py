@@ -227,7 +227,7 @@ class Route:
         for deployment in self.group.deployments.values():
             if deployment not in self._given_up and deployment not in self._refused:
                 wait = deployment.usable_in(call, self.needs, now, delay=delay, patience=self._patience)
-                again = min(again, Again(wait, deployment.spread(now)))
+                again = min(again, Again(wait, deployment.cooling.spread(now)))
         if again.wait > self._patience + _ROUNDING and self.has_next(call):
             return Again(math.inf)
         return again
@@ -245,7 +245,7 @@ class Route:
                 continue
             seconds = deployment.usable_in(call, self.needs, now)
             if 0 < seconds < math.inf:
-                wait = min(wait, Again(seconds, deployment.spread(now)))
+                wait = min(wait, Again(seconds, deployment.cooling.spread(now)))
             elif not seconds and deployment.credentials is not None:  # others use all that it may have
                 pools.append(deployment.credentials)
                 seconds = deployment.credentials.free_in(now, call.purpose)

@@ -12,26 +12,27 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from random import Random
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, ClassVar
 
 from resilient_llm._loop import LoopBound
 from resilient_llm.errors import ConfigurationError, RejectedError, UnknownModelError
+from resilient_llm.message import header
 from resilient_llm.ordering import Placement, check_order, policy_name
 from resilient_llm.policies._options import flag, function, instance_of, label, number, offers, seconds
 from resilient_llm.policies.circuit_breaker import CircuitBreaker
 from resilient_llm.policies.tokens import TokenEstimate
 from resilient_llm.routing.balancers import Balancer, WeightedLeastConnections
+from resilient_llm.routing.decision import decision
 from resilient_llm.routing.deployment import ANSWERED_BY
 from resilient_llm.routing.fleet import Fleet
 from resilient_llm.routing.health import Health, circuits_of, report
+from resilient_llm.routing.models import Models, Targets
 from resilient_llm.routing.needs import Needs
 from resilient_llm.routing.refusal import refusal
 from resilient_llm.routing.route import Route
 from resilient_llm.routing.stored_answers import StoredAnswers
 from resilient_llm.routing.target_change import TargetChange
-from resilient_llm.target import Target
 from resilient_llm.telemetry.names import TARGET_CHANGE
-from resilient_llm.telemetry.silent import Routing, WaitOutcome
 
 if TYPE_CHECKING:
     from resilient_llm.call import Call, CallNext, Policy
@@ -42,23 +43,19 @@ if TYPE_CHECKING:
     from resilient_llm.routing.deployment import Deployment
     from resilient_llm.routing.route import Group
     from resilient_llm.routing.target_change import ByHand
+    from resilient_llm.target import Target
     from resilient_llm.telemetry import Telemetry
+    from resilient_llm.telemetry.silent import WaitOutcome
 
 __all__ = ["ANSWERED_BY", "Router", "Targets"]
 
 logger = logging.getLogger("resilient_llm")
 
-Targets: TypeAlias = Mapping[str, Target | Sequence[Target]] | Sequence[Target]
-"""Equivalent targets by the model that callers ask for, or those for whatever they ask for."""
-
-_ANY = "*"
 _ROUNDING = 1e-6
 """Seconds by which a time that was kept on a clock may be off."""
 
 _MAX_WEIGHT = 1e12
 _MAX_UNTOLD = 16
-_MAX_SHOWN = 16
-"""Targets that one span lists."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +92,7 @@ class Router:
     random: Random = field(default_factory=Random, repr=False)
     name: str = "router"
     placement: ClassVar[Placement] = Placement.ROUTER
-    _models: Mapping[str, tuple[Target, ...]] = field(init=False, repr=False)
+    _models: Models = field(init=False, repr=False)
     _fleet: Fleet = field(init=False, repr=False)
     _stored: StoredAnswers = field(init=False, repr=False, default_factory=StoredAnswers)
     _circuits: list[CircuitBreaker] = field(init=False, repr=False, default_factory=list)
@@ -117,39 +114,19 @@ class Router:
         offers(("order", "score"), "balancers (see resilient_llm.routing.balancers)", balancer=self.balancer)
         function(estimate=self.estimate)
         instance_of(Random, random=self.random)
-        instance_of(Mapping, fallbacks=self.fallbacks)
-        object.__setattr__(self, "_models", _by_model(self.targets))
+        object.__setattr__(self, "_models", Models(self.targets, self.fallbacks, self.default))
         object.__setattr__(self, "_loop", LoopBound(self.name, self._forget))
         self._forget()
-        if self.default is not None:
-            self._check_model(f"default={self.default!r}", self.default)
-        for model, chain in self.fallbacks.items():
-            self._check_model(f"fallbacks={{{model!r}: ...}}", model)
-            if not isinstance(chain, str | Sequence):
-                raise ConfigurationError(
-                    f"fallbacks={{{model!r}: {chain!r}}}: allowed are names of models, or lists of these"
-                )
-            for other in _listed(chain):
-                self._check_model(f"fallbacks={{{model!r}: {chain!r}}}", other)
-                if other == model:
-                    raise ConfigurationError(
-                        f"fallbacks={{{model!r}: {chain!r}}}: a model is no fallback for itself"
-                    )
-
-    def _check_model(self, option: str, model: str) -> None:
-        if not isinstance(model, str) or model not in self._models:
-            known = ", ".join(map(repr, self._models))
-            raise ConfigurationError(f"{option}: {model!r} has no targets; models with targets are {known}")
 
     @property
     def models(self) -> Collection[str] | None:
         """Give the models that calls may ask for; `None` for any, as with a `default` or one list of targets."""
-        return None if self.default is not None or _ANY in self._models else self._models.keys()
+        return self._models.names
 
     def check(self, policies: Sequence[object]) -> None:
         """Raise `ConfigurationError` when a target's own policies cannot stand where they do."""
         after = policies[policies.index(self) + 1 :]
-        for target in self._every_target():
+        for target in self._models.every_target():
             target.check()
             target.price_for("-")  # the list of prices is loaded now, not while a call waits
             for policy in target.policies:
@@ -165,18 +142,14 @@ class Router:
 
     def observe(self, telemetry: Telemetry) -> None:
         """Let the targets' own policies report their gauges."""
-        for policy in _unique(policy for target in self._every_target() for policy in target.policies):
+        for policy in _unique(policy for target in self._models.every_target() for policy in target.policies):
             observe = getattr(policy, "observe", None)
             if observe is not None:
                 observe(telemetry)
 
-    def _every_target(self) -> Iterator[Target]:
-        for targets in self._models.values():
-            yield from targets
-
     def _forget(self) -> None:
         fleet = Fleet(
-            self._models,
+            self._models.targets,
             cool_down=self.cool_down,
             slow_start=self.slow_start,
             estimate=self.estimate,
@@ -206,9 +179,10 @@ class Router:
                 route.refused(call, deployment, error)
                 continue
             if self.name_target:
-                headers = [header for header in reply.headers if header[0].lower() != ANSWERED_BY]
-                headers.append(deployment.header)
-                reply.headers = headers
+                headers = reply.headers
+                if header(headers, ANSWERED_BY) is not None:  # of another router, behind the target
+                    headers = [one for one in headers if one[0].lower() != ANSWERED_BY]
+                reply.headers = [*headers, deployment.header]
             return reply
 
     def _route(self, call: Call) -> Route:
@@ -223,14 +197,13 @@ class Router:
             kept_by = self._kept_by(call)
             model = owner.logical_model or owner.profile.model
             if model is None and kept_by is not None:  # to read a stored answer, say
-                model = next(name for name, targets in self._models.items() if kept_by.target in targets)
+                model = self._models.of(kept_by.target)
             chain = self._chain(model)
             needs = self._needs(call, chain, kept_by)
             route = owner.route = Route(chain, needs, self.balancer, self.patience, self.random, self._report)
         elif route.needs.request is not call.request:  # it goes on with an answer, say
-            larger_than = route.needs.larger_than
-            route.needs = self._needs(call, route.chain, self._kept_by(call))
-            route.needs.larger_than = larger_than
+            kept_by, larger_than = self._kept_by(call), route.needs.larger_than
+            route.needs = self._needs(call, route.chain, kept_by, larger_than)
         return route
 
     def _kept_by(self, call: Call) -> Deployment | None:
@@ -238,13 +211,15 @@ class Router:
         name = self._stored.target_of(call.request, call.loop.time())
         return None if name is None else self._fleet.deployment(name)
 
-    def _needs(self, call: Call, chain: Sequence[Group], kept_by: Deployment | None) -> Needs:
-        needs = Needs(call, self.estimate)
-        if kept_by is not None and any(
-            deployment.place == kept_by.place for group in chain for deployment in group.deployments.values()
+    def _needs(
+        self, call: Call, chain: Sequence[Group], kept_by: Deployment | None, larger_than: int = 0
+    ) -> Needs:
+        place = None if kept_by is None else kept_by.place
+        if place is not None and not any(
+            deployment.place == place for group in chain for deployment in group.deployments.values()
         ):
-            needs.place = kept_by.place
-        return needs
+            place = None
+        return Needs(call, self.estimate, place=place, larger_than=larger_than)
 
     async def _go_without(
         self, call: Call, route: Route, rejected: Sequence[str], waits_since: float | None
@@ -296,47 +271,25 @@ class Router:
         telemetry = call.telemetry
         if not telemetry.recording:
             return
-        now, group = call.loop.time(), route.group
-        # Of many targets those that say something: the one chosen, and those passed over.
-        shown = [
-            load
-            for load in group.deployments
-            if len(group.deployments) <= _MAX_SHOWN or group.deployments[load] is chosen
-        ]
-        telemetry.routed(
-            Routing(
-                strategy=self.balancer.strategy,
-                reason="fallback" if route.fell_back else self.balancer.reason,
-                candidates=[load.name for load in shown],
-                scores=[self.balancer.score(load, group.pool, route.needs, now) for load in shown],
-                rejected=rejected[:_MAX_SHOWN],
-                selected=None if chosen is None else chosen.target.name,
-                previous=None if route.last is None else route.last.target.name,
-            )
-        )
+        telemetry.routed(decision(self.balancer, route, rejected, chosen, call.loop.time()))
 
     def _chain(self, model: str | None) -> tuple[Group, ...]:
         """Give the groups of a model and of those it falls back to."""
-        name = self._declared(model)
-        if name is None:
-            known = ", ".join(map(repr, self._models))
+        models = self._models.chain(model)
+        if models is None:
             raise UnknownModelError(
-                f"no targets are declared for model {model!r}; known are {known}", name=self.name
+                f"no targets are declared for model {model!r}; known are {self._models.listed()}",
+                name=self.name,
             )
-        fallbacks = self.fallbacks.get(name)
-        return self._fleet.chain((name,) if fallbacks is None else (name, *_listed(fallbacks)))
+        return self._fleet.chain(models)
 
-    def _declared(self, model: str | None) -> str | None:
-        """Give the model whose targets answer for one that is asked for; `None` when there is none."""
-        if model is not None and model in self._models:
-            return model
-        if _ANY in self._models:
-            return _ANY
-        return self.default or (next(iter(self._models)) if model is None else None)
+    def _groups(self) -> tuple[Group, ...]:
+        """Give the groups of all models."""
+        return tuple(map(self._fleet.group, self._models.targets))
 
     def health(self) -> Health:
         """Say how the targets are doing: see `Health`."""
-        return report(map(self._fleet.group, self._models), self._circuits, self._now())
+        return report(self._groups(), self._circuits, self._now())
 
     def _now(self) -> float:
         """Give the time of the loop that is routed in; before the first call 0, and after the last one its end."""
@@ -353,7 +306,7 @@ class Router:
         From any thread; in another it takes effect as soon as the event loop comes to it. Raises `ConfigurationError`
         when no target is called so.
         """
-        target = self._called(name)
+        target = self._models.target(name)
         self._by_hand(target, "isolated", lambda fleet: fleet.isolate(name))
 
     def restore(self, name: str) -> None:
@@ -361,7 +314,7 @@ class Router:
 
         From any thread, and raises, as `isolate`.
         """
-        target = self._called(name)
+        target = self._models.target(name)
         self._by_hand(target, "restored", lambda fleet: fleet.restore(name))
         deployment = self._fleet.deployment(name)
         circuits = self._circuits if deployment is None else (*deployment.circuits, *self._circuits)
@@ -374,19 +327,13 @@ class Router:
 
         From any thread, and raises, as `isolate`; also `ConfigurationError` for a weight that is none.
         """
-        target = self._called(name)
+        target = self._models.target(name)
         number(0, _MAX_WEIGHT, inside=True, weight=weight)
         self._by_hand(target, "weighted", lambda fleet: fleet.weigh(name, weight))
 
     def has(self, name: str) -> bool:
         """Tell whether one of its targets is called so."""
-        return any(target.name == name for target in self._every_target())
-
-    def _called(self, name: str) -> Target:
-        for target in self._every_target():
-            if target.name == name:
-                return target
-        raise ConfigurationError(f"name={name!r}: no target is called so")
+        return any(target.name == name for target in self._models.every_target())
 
     def _by_hand(self, target: Target, changed: ByHand, change: Callable[[Fleet], None]) -> None:
         def do(now: float) -> None:
@@ -422,7 +369,7 @@ class Router:
         For `None`, whether any target has.
         """
         try:
-            groups = tuple(map(self._fleet.group, self._models)) if model is None else self._chain(model)
+            groups = self._groups() if model is None else self._chain(model)
         except UnknownModelError:
             return False
         targets = (deployment.target for group in groups for deployment in group.deployments.values())
@@ -433,7 +380,7 @@ class Router:
         try:
             chain = self._chain(model)
         except UnknownModelError:
-            chain = tuple(map(self._fleet.group, self._models))
+            chain = self._groups()
         prices = [
             price
             for group in chain
@@ -444,50 +391,9 @@ class Router:
 
     def context_window(self, model: str | None) -> int | None:
         """Give the largest context window of a model's targets, in tokens; `None` when none of them says."""
-        targets = self._models.get(self._declared(model) or "", ())
+        models = self._models.chain(model)
+        targets = () if models is None else self._models.targets[models[0]]
         return max((target.context_window for target in targets if target.context_window), default=None)
-
-
-def _by_model(targets: Targets) -> Mapping[str, tuple[Target, ...]]:
-    """Give the targets by model, checked."""
-    if isinstance(targets, Mapping):
-        models = {model: _group_of(model, given) for model, given in targets.items()}
-    elif isinstance(targets, Sequence) and not isinstance(targets, str | bytes):
-        models = {_ANY: tuple(targets)}
-    else:
-        raise ConfigurationError(
-            f"targets={targets!r}: allowed are lists of Target, or a mapping of models to these"
-        )
-    names = dict[str, Target]()
-    for model, group in models.items():
-        if not isinstance(model, str) or not model or not group:
-            raise ConfigurationError(
-                f"targets: model {model!r} has {len(group)} targets; each needs a name and at least one"
-            )
-        for target in group:
-            if not isinstance(target, Target):
-                raise ConfigurationError(f"targets: {target!r} of model {model!r} is no Target")
-            if names.setdefault(target.name, target) is not target:
-                raise ConfigurationError(
-                    f"targets: two of them are called {target.name!r}; give them names of their own"
-                )
-        if len({target.name for target in group}) < len(group):
-            raise ConfigurationError(f"targets: model {model!r} has a target twice")
-    if not models:
-        raise ConfigurationError("targets: there are none")
-    return models
-
-
-def _group_of(model: str, given: object) -> tuple[Target, ...]:
-    if isinstance(given, Target):
-        return (given,)
-    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
-        raise ConfigurationError(f"targets: {given!r} of model {model!r} is no Target, and no list of these")
-    return tuple(given)
-
-
-def _listed(models: str | Sequence[str]) -> Sequence[str]:
-    return (models,) if isinstance(models, str) else models
 
 
 def _unique(policies: Iterable[Policy]) -> Iterator[Policy]:

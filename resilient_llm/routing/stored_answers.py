@@ -36,7 +36,8 @@ class StoredAnswers:
 
     def target_of(self, request: Request, now: float) -> str | None:
         """Give the name of the target that has what a request refers to; `None` where that is not known."""
-        if not _is_of_stored(request.url):
+        url = request.url
+        if "/responses" not in url and "/conversations" not in url:
             return None
         found = (self._targets.get(name, now) for name in _referred_to(request))
         return next((name[0].decode() for name in found if name is not None), None)
@@ -44,15 +45,14 @@ class StoredAnswers:
     def keep(self, call: Call, target: str, now: float) -> None:
         """Remember that a target has answered an attempt."""
         request = call.request
-        if not _is_of_stored(request.url) or request.json.get("store") is False:
+        url = request.url
+        if "/responses" not in url and "/conversations" not in url:
+            return
+        if request.json.get("store") is False:
             return
         for name in (call.answer_id, *_referred_to(request)):
             if name is not None:
                 self._targets.put(name, target.encode(), now, _KEPT)
-
-
-def _is_of_stored(url: str) -> bool:
-    return "/responses" in url or "/conversations" in url
 
 
 def _referred_to(request: Request) -> Iterator[str]:

@@ -26,7 +26,6 @@ def run(main: Coroutine[Any, Any, None]) -> None:
             factory = None
         else:
             factory = uvloop.new_event_loop
-        gc.collect()
         gc.freeze()  # the modules stay: there is no need to go through them again and again
         gc.set_threshold(*_THRESHOLDS)
         with asyncio.Runner(loop_factory=factory) as runner:

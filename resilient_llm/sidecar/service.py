@@ -12,6 +12,8 @@ import signal
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+import anyio
+
 if TYPE_CHECKING:
     from resilient_llm.sidecar.app import Sidecar
     from resilient_llm.sidecar.listener import Listener
@@ -33,6 +35,7 @@ class Service:
 
     async def start(self) -> None:
         """Begin to listen. Raises `OSError` for an address that another has."""
+        anyio.current_time()  # anyio loads what it has for this event loop now, and not in the first call
         listeners = (self._main, *self._others)
         for listener in listeners:
             listener.listen()

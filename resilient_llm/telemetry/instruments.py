@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 import weakref
 from functools import cache
-from importlib import metadata
 from typing import TypeAlias
 
 from opentelemetry import metrics
@@ -127,6 +126,8 @@ def _of_application() -> Instruments:
 @cache
 def scope_version() -> str:
     """Give the version that spans and metrics name as their origin's."""
+    from importlib import metadata  # noqa: PLC0415 - takes longer to load than most of this package
+
     try:
         return metadata.version("resilient-llm")
     except metadata.PackageNotFoundError:  # run from its sources

@@ -75,7 +75,7 @@ def test_help_of_a_command_explains_every_option(command: str, options: list[str
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["dmo"], "No such command 'dmo'"),
+        (["dmo"], "No such command 'dmo'. Did you mean 'demo'?"),
         (["demo", "--duration", "1"], "1.0 is not in the range 2<=x<=3600"),
         (["demo", "--duration", "nan"], "nan is not a finite number"),
         (["demo", "--port", "70000"], "70000 is not in the range 0<=x<=65535"),
@@ -147,3 +147,18 @@ def test_missing_opentelemetry_sdk_is_named() -> None:
     assert "needs opentelemetry.sdk" in result.stderr
     assert "resilient-llm[demo]" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_what_starts_a_sidecar_imports_nothing_of_the_other_commands() -> None:
+    program = """
+import sys
+from resilient_llm.cli.program import program
+try:
+    program(["serve", "--config", "there-is-none.toml"])
+except SystemExit:
+    print(sorted(name for name in sys.modules if name.startswith(("resilient_llm.testing", "httpx", "rich"))))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    assert done.stdout == "[]\n"

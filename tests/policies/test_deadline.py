@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 import anyio
@@ -26,6 +27,34 @@ async def test_ends_a_call_that_takes_longer() -> None:
 
 async def test_leaves_a_call_alone_that_is_done_in_time() -> None:
     assert (await Door(Deadline(5), provider=Provider(4.9))()).status == 200
+
+
+async def test_each_of_many_calls_ends_at_its_own_deadline() -> None:
+    policy = Deadline(5)
+    began = anyio.current_time()
+    ended: dict[int, float] = {}
+
+    async def call(number: int, duration: float) -> None:
+        with contextlib.suppress(DeadlineExceededError):
+            await Door(policy, provider=Provider(duration))()
+        ended[number] = anyio.current_time() - began
+
+    async with anyio.create_task_group() as tasks:
+        for number, duration in enumerate((1.0, 60.0, 2.0, 60.0, 4.5)):
+            tasks.start_soon(call, number, duration)
+            await anyio.sleep(1)
+    assert ended == pytest.approx({0: 1, 1: 1 + 5, 2: 2 + 2, 3: 3 + 5, 4: 4 + 4.5})
+
+
+def test_a_deadline_serves_one_event_loop_after_another() -> None:
+    policy = Deadline(0.05)
+
+    async def call() -> None:
+        with pytest.raises(DeadlineExceededError):
+            await Door(policy, provider=Provider(60.0))()
+
+    for backend in ("asyncio", "trio", "asyncio"):
+        anyio.run(call, backend=backend)
 
 
 async def test_an_inherited_deadline_can_only_shorten() -> None:

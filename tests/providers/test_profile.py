@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from resilient_llm._kept import LONGEST_MODEL
 from resilient_llm.call import Profile
 from resilient_llm.message import Request
 from resilient_llm.providers import (
@@ -360,3 +361,18 @@ def test_the_unknown_dialect_takes_whatever_nobody_wants() -> None:
 
 def test_names_differ() -> None:
     assert len({dialect.name for dialect in [*DIALECTS, UNKNOWN]}) == len(DIALECTS) + 1
+
+
+@pytest.mark.parametrize("dialect", [ANTHROPIC, OPENAI], ids=lambda dialect: dialect.name)
+def test_profiles_are_kept_but_for_names_without_end(dialect: Dialect) -> None:
+    def profile(model: str) -> Profile:
+        url = "https://x.example/v1/" + ("messages" if dialect is ANTHROPIC else "chat/completions")
+        return dialect.profile(
+            Request("POST", url, [], json.dumps({"model": model, "messages": []}).encode())
+        )
+
+    long = "m" * (LONGEST_MODEL + 1)
+    assert profile("m") is profile("m")
+    assert profile(long) == profile(long)
+    assert profile(long) is not profile(long)
+    assert profile(long).model == long

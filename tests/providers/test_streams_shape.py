@@ -279,6 +279,30 @@ def test_where_nothing_is_alike_it_is_not_tried_for_ever(monkeypatch: pytest.Mon
     assert lessons == module._MAX_LESSONS
 
 
+def test_the_first_event_of_all_does_not_wait_for_its_shape_to_be_learnt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    learnt: list[object] = []
+    monkeypatch.setattr(module, "learn", lambda *args: learnt.append(args))
+    reader = StreamReader(OPENAI)
+    assert [kind for kind, _ in reader.feed(openai_chat.says("Hello"))] == [EventKind.CONTENT]
+    assert not learnt
+    reader.feed(openai_chat.says(" there"))
+    assert len(learnt) == 1
+
+
+@given(
+    start=st.sampled_from(["", "{", "{}", '{"a": 1}', " {}", "[1]", "\ufeff{}", "1"]),
+    rest=st.text('{}[]" \t\r\n:,a1\\', max_size=6) | st.text(max_size=6),
+)
+def test_data_is_parsed_as_the_standard_library_does(start: str, rest: str) -> None:
+    try:
+        theirs = json.loads(start + rest)
+    except ValueError:
+        theirs = module.MALFORMED
+    assert module.parse_data(start + rest) == theirs
+
+
 def text(data: dict[str, Any]) -> str:
     return json.dumps(data)
 

@@ -212,7 +212,7 @@ async def test_cool_downs_and_dead_credentials_are_known_after_a_take_over() -> 
     health = new.health()
     assert health.targets[0].cooling_down == 29.0
     assert [key.state for key in health.targets[1].credentials] == ["set_aside"]
-    assert new._fleet.deployment("a")._cool_down == 3.0  # type: ignore[union-attr]
+    assert new._fleet.deployment("a").cooling.usual == 3.0  # type: ignore[union-attr]
 
 
 async def test_who_is_set_aside_stays_so_and_weights_by_hand_end_with_a_take_over() -> None:

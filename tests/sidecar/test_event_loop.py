@@ -43,7 +43,7 @@ def test_what_a_signal_keeps_from_beginning_is_closed(monkeypatch: pytest.Monkey
     def interrupted() -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("gc.collect", interrupted)
+    monkeypatch.setattr("gc.freeze", interrupted)
     coroutine = main()
     with pytest.raises(KeyboardInterrupt):
         run(coroutine)
