@@ -139,11 +139,14 @@ class EventStream:
         raise AttemptError(outcome, reply=reply)
 
     def _hold(self, chunk: bytes) -> bool:
-        self._buffer.keep(chunk)
-        if self._buffer.content:
+        buffer, streaming = self._buffer, self.attempt.streaming
+        buffer.keep(chunk)
+        if buffer.content:
             self._hear_content(self.attempt.loop.time())
-        reader, streaming = self._reader, self.attempt.streaming
-        if reader.failure is not None or reader.complete or len(self._buffer) > streaming.hold_max:
+            if not streaming.until_complete:
+                return True
+        reader = self._reader
+        if reader.failure is not None or reader.complete or len(buffer) > streaming.hold_max:
             return True
         return reader.has_content and not streaming.until_complete
 

@@ -85,7 +85,7 @@ class Http1Transport:
                 if isinstance(body, Upload) or not connection.is_stale:
                     raise
             connection = pool.new(place.origin)
-        stream = BufferedStream(incoming.rest()) if incoming.whole else Body(incoming)
+        stream = BufferedStream(incoming.chunks) if incoming.whole else Body(incoming)
         return Reply(incoming.status, incoming.headers, stream, native=stream)
 
     async def _connect(self, connection: Connection) -> None:

@@ -188,11 +188,8 @@ class Connection(asyncio.Protocol):
             return
         self.heard = True
         parser.feed(data)
-        if not incoming.status and parser.status:
-            incoming.begin(parser.status, parser.headers)
-        if parser.chunks:
-            incoming.feed(parser.chunks)
-            parser.chunks.clear()
+        if parser.status:
+            incoming.feed(parser, len(data))
         if parser.complete:
             self._finish(incoming)
         elif parser.error is not None:

@@ -15,6 +15,7 @@ from resilient_llm.transports.failures import NetworkError
 if TYPE_CHECKING:
     from resilient_llm.message import Headers
     from resilient_llm.transports.http1_connection import Connection
+    from resilient_llm.transports.http1_parser import ReplyParser
 
 __all__ = ["Body", "Incoming"]
 
@@ -26,12 +27,12 @@ class Incoming:
     """Hold what came of one reply, until it is taken."""
 
     __slots__ = (
-        "_chunks",
-        "_connection",
         "_error",
         "_paused",
         "_size",
         "_waiter",
+        "chunks",
+        "connection",
         "headers",
         "loop",
         "status",
@@ -41,41 +42,39 @@ class Incoming:
         self.loop = loop
         self.status = 0
         self.headers: Headers = []
-        self._chunks: list[bytes] = []
+        self.chunks: list[bytes] = []
+        """What came of the body, and is still to be taken."""
+        self.connection: Connection | None = connection
+        """Where more comes from; none where nothing will."""
         self._size = 0
         self._paused = False
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._connection: Connection | None = connection
 
     @property
     def whole(self) -> bool:
         """Tell whether all is there."""
-        return self._connection is None and self._error is None
+        return self.connection is None and self._error is None
 
-    @property
-    def open(self) -> bool:
-        """Tell whether more may come."""
-        return self._connection is not None
-
-    def begin(self, status: int, headers: Headers) -> None:
-        """Take a head."""
-        self.status = status
-        self.headers = headers
-        self._wake()
-
-    def feed(self, chunks: list[bytes]) -> None:
-        """Take parts of the body."""
-        self._chunks += chunks
-        self._size += sum(map(len, chunks))
-        if self._size > _BUFFER and not self._paused and self._connection is not None:
-            self._paused = True
-            self._connection.pause_reading()
+    def feed(self, found: ReplyParser, size: int) -> None:
+        """Take what was found in so many bytes: the head, if there was none before, and parts of the body."""
+        if not self.status:
+            self.status = found.status
+            self.headers = found.headers
+        elif not found.chunks:
+            return
+        if found.chunks:  # else the network is not to wait: nobody takes what is not there
+            self.chunks += found.chunks
+            found.chunks.clear()
+            self._size += size
+            if self._size > _BUFFER and not self._paused and self.connection is not None:
+                self._paused = True
+                self.connection.pause_reading()
         self._wake()
 
     def end(self, error: Exception | None = None) -> None:
         """Expect no more, for this reason if it is not whole; the connection is somebody else's."""
-        connection, self._connection = self._connection, None
+        connection, self.connection = self.connection, None
         if self._paused and connection is not None:
             connection.resume_reading()
         self._error = error
@@ -83,26 +82,22 @@ class Incoming:
 
     async def head(self) -> None:
         """Wait until the head is there; raises why it will not be."""
-        if not self.status and self._connection is not None:
-            await self.wait()
+        if not self.status and self.connection is not None:
+            waiter = self.waiter()
+            try:
+                await waiter
+            except BaseException:
+                self.close()
+                raise
         if not self.status:
             self.check()
 
-    async def wait(self) -> None:
-        """Wait until something comes, or nothing will.
-
-        Whoever is cancelled here closes the connection.
-        """
+    def waiter(self) -> asyncio.Future[None]:
+        """Give what is done once something comes, or nothing will; who is cancelled meanwhile has to `close`."""
         if self._waiter is not None:
             raise RuntimeError("another task reads this body already")
-        self._waiter = self.loop.create_future()
-        try:
-            await self._waiter
-        except BaseException:
-            self.close()
-            raise
-        finally:
-            self._waiter = None
+        self._waiter = waiter = self.loop.create_future()
+        return waiter
 
     def check(self) -> None:
         """Raise what went wrong."""
@@ -110,33 +105,26 @@ class Incoming:
             raise self._error
 
     def take(self) -> bytes:
-        """Take all that is there of the body, which may be nothing."""
-        chunks = self._chunks
-        if not chunks:
-            return b""
+        """Take all that is there of the body."""
+        chunks = self.chunks
         data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
         chunks.clear()
         self._size = 0
         if self._paused:
             self._paused = False
-            if self._connection is not None:
-                self._connection.resume_reading()
+            if self.connection is not None:
+                self.connection.resume_reading()
         return data
-
-    def rest(self) -> list[bytes]:
-        """Take all that is there as a list, which may be empty."""
-        data = self.take()
-        return [data] if data else []
 
     def close(self) -> None:
         """Close the connection at once, unless all is there."""
-        connection = self._connection
+        connection = self.connection
         if connection is not None:
-            self._chunks.clear()
+            self.chunks.clear()
             connection.fail(NetworkError("the connection was closed before the reply was whole"))
 
     def _wake(self) -> None:
-        waiter = self._waiter
+        waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
@@ -154,14 +142,17 @@ class Body:
 
     async def __anext__(self) -> bytes:
         incoming = self._incoming
-        while True:
-            data = incoming.take()
-            if data:  # what came before it broke is given first
-                return data
-            if not incoming.open:
+        while not incoming.chunks:  # what came before it broke is given first
+            if incoming.connection is None:
                 incoming.check()
                 raise StopAsyncIteration
-            await incoming.wait()
+            waiter = incoming.waiter()
+            try:
+                await waiter
+            except BaseException:
+                incoming.close()
+                raise
+        return incoming.take()
 
     async def aclose(self) -> None:
         """Close the connection, unless all was received."""
@@ -170,6 +161,6 @@ class Body:
     def __del__(self) -> None:
         # The event loop holds an open connection; who read its reply was the only one to let go.
         incoming = self._incoming
-        if incoming.open:
+        if incoming.connection is not None:
             with suppress(RuntimeError):  # the event loop has ended, and with it the connection
                 incoming.loop.call_soon_threadsafe(incoming.close)

@@ -509,7 +509,7 @@ async def test_what_came_while_nobody_asked_is_no_answer_to_the_next_request() -
         connection.send(b"GET / HTTP/1.1\r\n\r\n")
         far.sendall(HELLO)
         await incoming.head()
-        assert incoming.rest() == [b"hello"]
+        assert incoming.chunks == [b"hello"]
         assert pool.take(connection.origin) is connection
         connection.expect(bodiless=False)
         connection.send(b"GET / HTTP/1.1\r\n\r\n")
@@ -519,6 +519,62 @@ async def test_what_came_while_nobody_asked_is_no_answer_to_the_next_request() -
         assert pool.take(connection.origin) is None
         assert connection.closed
         await until(transport.is_closing)
+
+
+async def test_who_reads_is_woken_by_the_body_and_not_by_what_surrounds_it() -> None:
+    connection = Pool(asyncio.get_running_loop(), 60.0).new(Origin(False, "127.0.0.1", 1))
+    incoming = connection.expect(bodiless=False)
+    waiter = incoming.waiter()
+    connection.data_received(CHUNKED)
+    assert waiter.done()
+    waiter = incoming.waiter()
+    for part in (b"5", b"\r\n"):
+        connection.data_received(part)
+        assert not waiter.done()
+    connection.data_received(b"hel")
+    assert waiter.done()
+    assert incoming.take() == b"hel"
+    waiter = incoming.waiter()
+    connection.data_received(b"lo\r\n0\r\n\r\n")
+    assert waiter.done()
+    assert incoming.take() == b"lo"
+    assert incoming.whole
+    connection.abort()
+
+
+@pytest.mark.parametrize("after", [b"5;" + b"x" * 200_000, b"0\r\n" + b"Name: value\r\n" * 15_000])
+async def test_the_network_does_not_wait_for_a_reader_who_waits_for_it(after: bytes) -> None:
+    """A read may hold a head and a lot that is no body: there is nothing to take, so nobody would read on."""
+    connection = Pool(asyncio.get_running_loop(), 60.0).new(Origin(False, "127.0.0.1", 1))
+    near, far = socket.socketpair()
+    with near, far:
+        transport, _ = await asyncio.get_running_loop().create_connection(lambda: connection, sock=near)
+        incoming = connection.expect(bodiless=False)
+        connection.data_received(CHUNKED + after)
+        assert transport.is_reading()
+        assert not incoming.chunks
+        connection.abort()
+        await until(transport.is_closing)
+
+
+async def test_a_second_reader_of_a_body_is_sent_away_and_the_first_reads_on() -> None:
+    proceed = asyncio.Event()
+
+    async def serve(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(CHUNKED)
+        await proceed.wait()
+        await connection.send(b"5\r\nhello\r\n0\r\n\r\n")
+
+    async with wire(serve) as server, transport() as send:
+        reply = await send(post(server.url))
+        first = asyncio.create_task(read(reply))
+        await asyncio.sleep(0)
+        with pytest.raises(RuntimeError, match="another task reads this body already"):
+            await anext(aiter(reply.stream))
+        proceed.set()
+        with anyio.fail_after(A_HANG):
+            assert await first == b"hello"
 
 
 async def test_an_upload_that_is_cancelled_by_its_own_body_fails() -> None:
