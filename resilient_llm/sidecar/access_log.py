@@ -29,7 +29,10 @@ logger = logging.getLogger("resilient_llm.access")
 
 _ANSWERED_BY = b"x-resilient-llm-target"
 _MAX_NAME = 256
+_MESSAGE = "request"
 _encode = json.JSONEncoder(ensure_ascii=True, default=str).encode
+_IN_ALL = _encode({"level": "info", "logger": logger.name, "message": _MESSAGE})[1:-1]
+"""What all lines of the access log have in common."""
 
 
 class Entry:
@@ -38,39 +41,24 @@ class Entry:
     Of its headers the first value of each is given; `clock` is what it is timed by.
     """
 
-    __slots__ = (
-        "_began",
-        "_call",
-        "_code",
-        "_fields",
-        "_refused",
-        "_status",
-        "_time",
-        "left",
-        "method",
-        "model",
-        "path",
-        "request_id",
-        "target",
-        "tenant",
-    )
+    path = ""
+    tenant: str | None = None
+    model: str | None = None
+    target: str | None = None
+    left = False
+    """Whether the client went away before it had its answer."""
+    call: Call | None = None
+    """The call that was made of it, if one was."""
+    _status: int | None = None
+    _code: str | None = None
+    _refused = False
+    _fields: dict[str, Any] | None = None
 
     def __init__(self, method: str, headers: Mapping[bytes, bytes], clock: Callable[[], float]) -> None:
         self._time = clock
-        self._began = self._time()
-        self._call: Call | None = None
-        self._status: int | None = None
-        self._code: str | None = None
-        self._refused = False
-        self._fields: dict[str, Any] | None = None
-        self.left = False
-        """Whether the client went away before it had its answer."""
+        self._began = clock()
         self.method = method
-        self.path = ""
         self.request_id = request_id(headers) or f"{random.getrandbits(64):016x}"
-        self.tenant: str | None = None
-        self.model: str | None = None
-        self.target: str | None = None
 
     def refused(self, status: int, code: str) -> None:
         """Note that it was refused here, or with a status of 5xx that nothing better could be had."""
@@ -83,15 +71,6 @@ class Entry:
             if name == _ANSWERED_BY:
                 self.target = value.decode("latin-1")
 
-    def ended(self, call: Call | None) -> None:
-        """Note the call that was made of it."""
-        self._call = call
-
-    @property
-    def call(self) -> Call | None:
-        """Give the call that was made of it, if one was."""
-        return self._call
-
     def failed(self, code: str) -> None:
         """Note that something broke."""
         self._code = code
@@ -99,7 +78,7 @@ class Entry:
     @property
     def outcome(self) -> str:
         """Say in a word what became of it: ok, error, refused, cancelled."""
-        call = self._call
+        call = self.call
         outcome = None if call is None else call.outcome
         if outcome is CANCELLED or (self.left and (outcome is None or not outcome.ok)):
             return "cancelled"
@@ -119,7 +98,7 @@ class Entry:
         """Say what there is to say of it, once it has been answered."""
         if self._fields is not None:
             return self._fields
-        call = self._call
+        call = self.call
         outcome = None if call is None else call.outcome
         usage = None if outcome is None else outcome.usage
         fields: dict[str, Any] = {
@@ -155,22 +134,23 @@ class Entry:
 class _Record(logging.LogRecord):
     """A record of the access log, made without finding out where it was logged: half of what one costs."""
 
+    fields: dict[str, Any]
     _common = vars(
         logging.makeLogRecord(
             {
                 "name": logger.name,
                 "levelno": logging.INFO,
                 "levelname": logging.getLevelName(logging.INFO),
-                "msg": "request",
+                "msg": _MESSAGE,
             }
         )
     )
 
     def __init__(self, fields: dict[str, Any]) -> None:
-        vars(self).update(self._common)
-        self.created = now = time.time()  # noqa: TID251 - the wall clock, as of every record
-        self.msecs = now % 1 * 1000
-        self.fields = fields
+        self.__dict__ = record = self._common.copy()
+        record["created"] = now = time.time()  # noqa: TID251 - the wall clock, as of every record
+        record["msecs"] = now % 1 * 1000
+        record["fields"] = fields
 
 
 class JSONFormatter(logging.Formatter):
@@ -179,8 +159,11 @@ class JSONFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Give the line."""
         second, fraction = divmod(record.created, 1)
+        time = f"{_to_the_second(int(second))}.{int(fraction * 1000):03}+00:00"
+        if type(record) is _Record:
+            return f'{{"time": "{time}", {_IN_ALL}, {_encode(record.fields)[1:]}'
         line: dict[str, object] = {
-            "time": f"{_to_the_second(int(second))}.{int(fraction * 1000):03}+00:00",
+            "time": time,
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),

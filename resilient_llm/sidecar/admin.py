@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from resilient_llm.message import Headers, header
 from resilient_llm.sidecar.auth import MIN_KEY, keys_in, same_secret
 from resilient_llm.sidecar.desk import JSON, TEXT, Answer, Desk
+from resilient_llm.sidecar.headers import first_of
 from resilient_llm.sidecar.inbound import ClientGoneError, read_body
 from resilient_llm.sidecar.openapi import OPENAPI, description
 from resilient_llm.sidecar.problems import ConfigError, Problem
@@ -83,7 +84,10 @@ class Admin:
             return _described(method)
         body = b""
         if method == "POST":
-            body = await read_body(receive, scope["headers"], max_size=_MAX_BODY, patience=_PATIENCE)
+            headers: Headers = scope["headers"]
+            body = await read_body(
+                receive, headers, first_of(headers), max_size=_MAX_BODY, patience=_PATIENCE
+            )
         return await self._desk.answer(method, path, body)
 
     def _refusal(self, headers: Headers) -> Answer | None:

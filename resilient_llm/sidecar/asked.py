@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import anyio
 from starlette.types import Scope
 
+from resilient_llm._kept import LONGEST_MODEL
 from resilient_llm.core.json_member import with_member
 from resilient_llm.sidecar.auth import MIN_KEY, keys_in
 from resilient_llm.sidecar.headers import for_provider
@@ -56,7 +57,9 @@ class Asked:
     `first` has the first value of each of its headers.
     """
 
-    def __init__(self, setup: Setup, scope: Scope, first: Mapping[bytes, bytes], browser: Browser) -> None:
+    def __init__(
+        self, setup: Setup, scope: Scope, first: Mapping[bytes, bytes], browser: Browser | None
+    ) -> None:
         self._setup = setup
         self._scope = scope
         self._headers: Headers = scope["headers"]
@@ -81,7 +84,8 @@ class Asked:
         """Find out who asks; `None` where there are no tenants."""
         tenants = self._setup.config.tenants
         if not tenants:
-            self._browser.check()
+            if self._browser is not None:
+                self._browser.check()
             return None
         name = self.tenant_name = self._setup.keys.tenant_of(self._headers)
         if name is None:
@@ -111,7 +115,7 @@ class Asked:
         if name in self._setup.passthrough:
             path = f"/{rest}"
         sends_body = bool(body) or self._method in ("POST", "PUT", "PATCH")
-        headers = for_provider(self._headers, _HOST, len(body) if sends_body else None)
+        headers = for_provider(self._headers, self._first, _HOST, len(body) if sends_body else None)
         if b"content-encoding" in self._first:  # it has been undone
             headers = [
                 one
@@ -131,6 +135,9 @@ class Asked:
         model = None if wide else request.json.get("model")
         if not isinstance(model, str) or not model:
             why = "The body has to be a JSON object with a model, a string."
+            raise RefusedError(400, "invalid_request_error", why)
+        if len(model) > LONGEST_MODEL:  # it is logged, counted and shown, and the last of them are kept
+            why = f"The model's name is longer than {LONGEST_MODEL} characters."
             raise RefusedError(400, "invalid_request_error", why)
         if model not in self._setup.config.models and any(key in model.encode() for key in self._long_keys()):
             # A slip of the client's that would put its key into the log, and tell it to the provider.

@@ -29,7 +29,7 @@ class TenantKeys:
     """
 
     def __init__(self, hashes: Mapping[bytes, str]) -> None:
-        self._secret = secrets.token_bytes(32)
+        self._keyed = hashlib.blake2b(key=secrets.token_bytes(32), digest_size=32)
         self._tenants = {self._mac(digest): tenant for digest, tenant in hashes.items()}
 
     def __len__(self) -> int:
@@ -43,7 +43,9 @@ class TenantKeys:
         return self._tenants.get(self._mac(hashlib.sha256(keys.pop()).digest()))
 
     def _mac(self, digest: bytes) -> bytes:
-        return hashlib.blake2b(digest, key=self._secret, digest_size=32).digest()
+        mac = self._keyed.copy()
+        mac.update(digest)
+        return mac.digest()
 
 
 def keys_in(headers: Headers) -> set[bytes]:

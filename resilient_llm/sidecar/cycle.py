@@ -6,8 +6,8 @@ times that the client is woken. What is written, and in what order things may be
 
 from __future__ import annotations
 
-import asyncio
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
 
 from uvicorn.protocols.http.httptools_impl import (
     HEADER_RE,
@@ -17,19 +17,38 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 if TYPE_CHECKING:
-    from uvicorn._types import ASGISendEvent, HTTPResponseStartEvent
+    import asyncio
+
+    from uvicorn._types import ASGIReceiveEvent, ASGISendEvent, HTTPResponseStartEvent
 
 __all__ = ["Cycle"]
 
 _BODILESS = (204, 304)
-_SIZES = frozenset(map(len, (b"connection", b"content-length", b"transfer-encoding")))
+_FRAMING = frozenset({b"connection", b"content-length", b"transfer-encoding"})
 
 
 class Cycle(RequestResponseCycle):
     """Answer one request."""
 
+    loop: asyncio.AbstractEventLoop
+    """The event loop of its connection."""
     _head = b""
     """What has not been written yet: it goes out together with the body that usually comes at once, or by itself."""
+    _read = False
+    """Whether the app has had all of the body."""
+
+    async def receive(self) -> ASGIReceiveEvent:
+        """Give a part of the body; all of it at once, where it is at hand."""
+        at_hand = not (self.more_body or self._read or self.waiting_for_100_continue)
+        if not at_hand or self.disconnected or self.response_complete:
+            message = await super().receive()
+            self._read = not self.more_body
+            return message
+        self._read = True
+        self.message_event.clear()  # whoever asks again waits for the end
+        self.flow.resume_reading()
+        body, self.body = bytes(self.body), bytearray()
+        return {"type": "http.request", "body": body, "more_body": False}
 
     async def send(self, message: ASGISendEvent) -> None:
         """Send a part of the response."""
@@ -52,14 +71,13 @@ class Cycle(RequestResponseCycle):
         self.waiting_for_100_continue = False
         status = message["status"]
         headers = [*self.default_headers, *message.get("headers", ())]
-        if HEADER_RE.search(b"".join([name for name, _value in headers])):
-            raise RuntimeError("Invalid HTTP header name.")
-        if HEADER_VALUE_RE.search(b"".join([value for _name, value in headers])):
+        names, values = zip(*headers, strict=True) if headers else ((), ())
+        form = _form(names)
+        if HEADER_VALUE_RE.search(b"".join(values)):
             raise RuntimeError("Invalid HTTP header value.")
-        lines = [b"%b: %b\r\n" % (name.lower(), value) for name, value in headers]
-        lines += self._framing(headers, status)
-        self._head = b"".join([STATUS_LINE[status], *lines, b"\r\n"])
-        asyncio.get_running_loop().call_soon(self._write_head)
+        more = self._framing([(names[index].lower(), values[index]) for index in form.framing], status)
+        self._head = b"%b%b%b\r\n" % (STATUS_LINE[status], form.lines % values, more)
+        self.loop.call_soon(self._write_head)
 
     def _write_head(self) -> None:
         """Write the head by itself, if no body has come that it could have gone with."""
@@ -96,13 +114,10 @@ class Cycle(RequestResponseCycle):
             self.transport.close()
         self.on_response()
 
-    def _framing(self, headers: list[tuple[bytes, bytes]], status: int) -> list[bytes]:
+    def _framing(self, headers: list[tuple[bytes, bytes]], status: int) -> bytes:
         """Find out how the body ends, and the connection; gives the lines that say so and are missing."""
         closes = False
         for name, value in headers:
-            if len(name) not in _SIZES:
-                continue
-            name = name.lower()  # noqa: PLW2901 - the same
             if name == b"content-length" and self.chunked_encoding is None:
                 self.expected_content_length = int(value)
                 self.chunked_encoding = False
@@ -112,10 +127,30 @@ class Cycle(RequestResponseCycle):
             elif name == b"connection" and b"close" in [one.strip().lower() for one in value.split(b",")]:
                 self.keep_alive = False
                 closes = True
-        lines: list[bytes] = []
+        lines = b""
         if not self.keep_alive and not closes:
-            lines.append(b"connection: close\r\n")
+            lines = b"connection: close\r\n"
         if self.chunked_encoding is None and self.scope["method"] != "HEAD" and status not in _BODILESS:
             self.chunked_encoding = True
-            lines.append(b"transfer-encoding: chunked\r\n")
+            lines += b"transfer-encoding: chunked\r\n"
         return lines
+
+
+class _Form(NamedTuple):
+    """What heads have in common whose headers have the same names."""
+
+    lines: bytes
+    """The headers, to be filled in with the values."""
+    framing: tuple[int, ...]
+    """Which of them say how the body ends, or the connection."""
+
+
+@lru_cache(maxsize=128)
+def _form(names: tuple[bytes, ...]) -> _Form:
+    if HEADER_RE.search(b"".join(names)):
+        raise RuntimeError("Invalid HTTP header name.")
+    lower = [name.lower() for name in names]
+    return _Form(
+        b"".join([b"%b: %%b\r\n" % name.replace(b"%", b"%%") for name in lower]),
+        tuple(index for index, name in enumerate(lower) if name in _FRAMING),
+    )

@@ -90,7 +90,7 @@ class Exchange:
         self._method: str = scope["method"]
         self._connection = connection_of(scope)
         self._first = first
-        self._browser = Browser(first, setup.config.server.cors_origins)
+        self._browser = Browser(first, setup.config.server.cors_origins) if b"origin" in first else None
         self._complete = False
         self.has_begun = False
         """Whether some of the response is on its way."""
@@ -111,32 +111,35 @@ class Exchange:
             await self._say(*refusal(error, self._entry.path, self._method, self._own_headers()))
 
     async def _answer(self) -> None:
-        asked = Asked(self._setup, self._scope, self._first, self._browser)
-        self._entry.path = asked.shown
+        setup, entry = self._setup, self._entry
+        asked = Asked(setup, self._scope, self._first, self._browser)
+        entry.path = asked.shown
         path = asked.path()
         if self._method == "OPTIONS":
             await self._options(path)
             return
         tenant = asked.tenant()
-        self._entry.tenant = asked.tenant_name
-        if is_list(path) and self._setup.models:
+        entry.tenant = name = asked.tenant_name
+        for_model = path in ROUTES
+        if not for_model and is_list(path) and setup.models:
             await self._list_models(path, tenant)
             return
-        door, self._entry.target = asked.door(path, tenant)
-        server = self._setup.config.server
+        door, entry.target = asked.door(path, tenant)
+        server = setup.config.server
         body = await read_body(
             self._receive,
             self._headers,
+            self._first,
             max_size=server.max_body,
             patience=server.body_timeout,
             at_most=server.deadline,
             connection=self._connection,
         )
         request = asked.request(path, body)
-        if path in ROUTES:
-            self._entry.model = asked.model(request)
+        if for_model:
+            entry.model = asked.model(request)
             asked.check_model(request, tenant)
-        await self._carry(door, request, asked.tenant_name, tenant)
+        await self._carry(door, request, name, tenant)
 
     async def _carry(
         self, door: ClientDoor, request: Inbound, name: str | None, tenant: Tenant | None
@@ -160,7 +163,7 @@ class Exchange:
             current.reset(inherited)
             if trace is not None:
                 otel_context.detach(trace)
-            self._entry.ended(request.call)
+            self._entry.call = request.call
             request.call = None  # which has the request: both would be left to the garbage collector
 
     async def _relay(self, door: ClientDoor, request: Inbound) -> None:
@@ -200,7 +203,9 @@ class Exchange:
                 raise RefusedError(502, "bad_gateway", "The provider's error broke off.") from error
         self._entry.replied(status, headers)
         headers += self._own_headers()
-        headers += self._rate_limits(request, headers)
+        limits = self._setup.limits_of(self._entry.tenant)
+        if limits is not None and request.call is not None:
+            headers += limits(request.call, headers)
         if header(headers, b"date") is None:
             headers.append(dated())
         self.has_begun = True
@@ -224,10 +229,6 @@ class Exchange:
                 raise CutShortError from error
             if chunk and not discard:
                 await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
-
-    def _rate_limits(self, request: Inbound, headers: Headers) -> Headers:
-        limits = self._setup.limits_of(self._entry.tenant)
-        return [] if limits is None or request.call is None else limits(request.call, headers)
 
     def _left(self) -> bool:
         """Note that the client is gone, unless it had all it wanted: then it means only that it is over."""
@@ -259,13 +260,14 @@ class Exchange:
             methods = b"POST, OPTIONS"
         elif is_list(path):
             methods = b"GET, HEAD, OPTIONS"
-        headers = self._browser.preflight(methods)
+        page = Browser(self._first, self._setup.config.server.cors_origins)
+        headers = page.preflight(methods)
         self._entry.replied(204, [])
         await self._say(*plain(204, b"", [*headers, *self._own_headers()], "OPTIONS"))
 
     def _own_headers(self) -> Headers:
         request_id = (b"x-resilient-llm-request-id", self._entry.request_id.encode())
-        return [request_id, *self._browser.headers()]
+        return [request_id] if self._browser is None else [request_id, *self._browser.headers()]
 
     def _has_large_body(self) -> bool:
         size = self._first.get(b"content-length")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from resilient_llm.message import Headers
 
@@ -62,42 +63,61 @@ def first_of(headers: Headers) -> Mapping[bytes, bytes]:
     return dict(reversed(headers))
 
 
-def for_provider(headers: Headers, host: bytes, size: int | None) -> Headers:
-    """Give the headers that go to a provider with a body of `size` bytes; `None` is no body at all."""
-    kept = [(b"host", host), *_without(headers, _NOT_FOR_PROVIDERS)]
-    if size is not None:
-        kept.append((b"content-length", b"%d" % size))
-    kept.append(_VIA)
-    return kept
+def for_provider(headers: Headers, first: Mapping[bytes, bytes], host: bytes, size: int | None) -> Headers:
+    """Give the headers that go to a provider with a body of `size` bytes; `None` is no body at all.
+
+    `first` has the first value of each of the client's.
+    """
+    kept = [header for header in headers if header[0] not in _NOT_FOR_PROVIDERS]
+    if b"connection" in first:
+        kept = _without_named(kept, [value for name, value in headers if name == b"connection"])
+    written = [_VIA] if size is None else [(b"content-length", b"%d" % size), _VIA]
+    return [(b"host", host), *kept, *written]
 
 
 def for_client(headers: Headers, *, sized: bool) -> Headers:
     """Give the headers of a reply that go to the client, the length among them only if the body is sure to have it."""
-    lower = [(name.lower(), value) for name, value in headers]
-    kept = _without(lower, _HOP_BY_HOP if sized else _HOP_BY_HOP_AND_LENGTH)
-    return kept if _are_sound(kept) else [header for header in kept if _are_sound([header])]
-
-
-def _without(headers: Headers, dropped: frozenset[bytes]) -> Headers:
-    """Give the headers, but for those `dropped` and whatever `connection`, which is one of them, names."""
-    kept = [header for header in headers if header[0] not in dropped]
-    if len(kept) < len(headers):
-        named = b",".join([value for name, value in headers if name == b"connection"])
-        if named:
-            tokens = {token.strip().lower() for token in named.split(b",")}
-            kept = [header for header in kept if header[0] not in tokens]
+    if not headers:
+        return []
+    names, values = zip(*headers, strict=True)
+    passed, connection = _passed(names, sized)
+    kept = [(name, values[index]) for name, index in passed]
+    if connection:
+        kept = _without_named(kept, [values[index] for index in connection])
+    if _NOT_IN_VALUES.search(b"".join(values)):  # looked at together, since hardly ever there is any
+        kept = [header for header in kept if not _NOT_IN_VALUES.search(header[1])]
     return kept
 
 
-def _are_sound(headers: Headers) -> bool:
-    """Tell whether these may be written: looked at together, since hardly ever one is not."""
-    names = [name for name, _value in headers]
-    if b"" in names or _NAME.fullmatch(b"".join(names)) is None:
-        return False
-    return _NOT_IN_VALUES.search(b"".join([value for _name, value in headers])) is None
+@lru_cache(maxsize=128)
+def _passed(
+    names: tuple[bytes, ...],
+    sized: bool,  # noqa: FBT001 - a cache counts by position
+) -> tuple[Sequence[tuple[bytes, int]], Sequence[int]]:
+    """Say which headers of these names go to the client, and which name some that do not.
+
+    A provider's replies have the same names again and again.
+    """
+    lower = [name.lower() for name in names]
+    dropped = _HOP_BY_HOP if sized else _HOP_BY_HOP_AND_LENGTH
+    passed = [
+        (name, index) for index, name in enumerate(lower) if name not in dropped and _NAME.fullmatch(name)
+    ]
+    return passed, [index for index, name in enumerate(lower) if name == b"connection"]
+
+
+def _without_named(headers: Headers, connection: Sequence[bytes]) -> Headers:
+    """Give the headers, but for those that belong to one connection by the word of whoever sent them."""
+    named = b",".join(connection)
+    if not named:
+        return headers
+    tokens = {token.strip().lower() for token in named.split(b",")}
+    return [header for header in headers if header[0] not in tokens]
 
 
 def request_id(first: Mapping[bytes, bytes]) -> str | None:
     """Give the id that the client has for its request, if it is one that can be written anywhere."""
-    value = first.get(b"x-request-id", b"")
+    value = first.get(b"x-request-id")
+    if value is None:
+        return None
     return value.decode() if 0 < len(value) <= _MAX_ID and _ID.issuperset(value) else None

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
 
 import anyio
 from starlette.types import Message, Receive
 
-from resilient_llm.message import Headers, Request, header
+from resilient_llm.message import Headers, Request
 from resilient_llm.providers import ContentDecoder
 from resilient_llm.sidecar.refusal import RefusedError
 
@@ -47,22 +48,23 @@ class ClientGoneError(Exception):
 async def read_body(
     receive: Receive,
     headers: Headers,
+    first: Mapping[bytes, bytes],
     *,
     max_size: int,
     patience: float,
     at_most: float = math.inf,
     connection: Connection | None = None,
 ) -> bytes:
-    """Read all of a body, and undo its encoding.
+    """Read all of a body, and undo its encoding; `first` has the first value of each of the headers.
 
     Raises `RefusedError`: 413 for more than `max_size` bytes, as they come or decoded, 408 when the next part does not
     come in `patience` seconds, or the last in `at_most`, 415 for an unknown encoding, 400 for a wrong one; and
     `ClientGoneError`.
     """
-    declared = header(headers, b"content-length")
+    declared = first.get(b"content-length")
     if declared is not None and declared.isdigit() and int(declared[:20]) > max_size:
         raise _too_large(max_size)
-    decoder = _decoder(headers, max_size)
+    decoder = _decoder(headers, max_size) if b"content-encoding" in first else None
     chunks: list[bytes] = []
     size = 0
     more = True
@@ -108,6 +110,8 @@ def safe_path(raw: bytes) -> str:
 
 def safe_query(raw: bytes) -> str:
     """Give a query; raises `RefusedError` for what is none."""
+    if not raw:
+        return ""
     if _QUERY.fullmatch(raw) is None:
         raise RefusedError(400, "invalid_query", "The query of the request has characters that no URL has.")
     return raw.decode("ascii")
@@ -127,8 +131,6 @@ def _is_trick(segment: bytes) -> bool:
 
 def _decoder(headers: Headers, max_size: int) -> ContentDecoder | None:
     values = [value for name, value in headers if name == b"content-encoding"]
-    if not values:
-        return None
     tokens = [token.strip().lower() for token in b",".join(values).split(b",")]
     unsupported = RefusedError(
         415,

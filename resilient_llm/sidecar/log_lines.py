@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 from typing import Protocol
 
 __all__ = ["LineHandler"]
@@ -45,6 +46,8 @@ class LineHandler(logging.Handler):
         self._size = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         """The loop that is going to write what there is; one that has ended never will."""
+        self._thread = 0
+        """The thread that it runs in."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Take a record."""
@@ -85,12 +88,14 @@ class LineHandler(logging.Handler):
 
     def _is_awaited(self) -> bool:
         """See to it that the lines are written in time; tell whether somebody will."""
+        if self._loop is not None and self._thread == threading.get_ident() and self._loop.is_running():
+            return True
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             return False
         if self._loop is not loop:
-            self._loop = loop
+            self._loop, self._thread = loop, threading.get_ident()
             loop.call_later(self._delay, self._come_back)
         return True
 

@@ -7,19 +7,24 @@ way. The body of a request is the app's.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+from urllib.parse import unquote
 
+from httptools import parse_url
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from resilient_llm.sidecar.close_delimited import close_delimited
 from resilient_llm.sidecar.cycle import Cycle
 from resilient_llm.sidecar.departure import EXTENSION
+from resilient_llm.sidecar.head import HeadTooLargeError, check_head
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGI3Application
 
 __all__ = ["GuardedProtocol", "guarded"]
 
-_HOST = re.compile(rb"[A-Za-z0-9._~%!$&'()*+,;=:\[\]-]*")
 _LINES = {
     408: b"Request Timeout",
     431: b"Request Header Fields Too Large",
@@ -50,6 +55,9 @@ class GuardedProtocol(HttpToolsProtocol):
     """What is being answered, or was last; others may wait behind it."""
     _left: Callable[[], None] | None = None
     _gone = False
+    _idle: asyncio.TimerHandle | None = None
+    """Looks whether nothing was asked for long, and then again: one for each request would cost each of them."""
+    _idle_since: float | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for a head."""
@@ -64,6 +72,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._unwatch()
         if self._sending is not None:
             self._sending.cancel()
+        if self._idle is not None:
+            self._idle.cancel()
         answered = self._answered
         if answered is not None and not answered.response_complete:  # uvicorn tells only the last in line
             answered.disconnected = True
@@ -95,6 +105,7 @@ class GuardedProtocol(HttpToolsProtocol):
         """Take what the client sends, until it is refused."""
         if self._refused:
             return
+        self._idle_since = None
         self._size += len(data)
         super().data_received(data)
         if self._in_head and self._size and not self._refused:  # the rest is still to come
@@ -105,7 +116,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """Begin to wait for the client to take something."""
         super().pause_writing()
-        self._sending = asyncio.get_running_loop().call_later(self.send_timeout, self._leave)
+        self._sending = self.loop.call_later(self.send_timeout, self._leave)
 
     def resume_writing(self) -> None:
         """Go on sending."""
@@ -122,57 +133,84 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header; a trailer, which comes when it is too late to look at it, is dropped (RFC 9110, 6.5.1)."""
-        if not self._in_head:
-            return
-        name = name.lower()
-        if name == b"expect" and value.lower() == b"100-continue":
-            self.expect_100_continue = True
-        self.headers.append((name, value))
+        if self._in_head:
+            self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         """Let the app have the request, if its head is within bounds and means one thing."""
         version = self.parser.get_http_version()
-        size = len(self.url)
-        hosts = 0
-        sound = version in ("1.1", "1.0")
-        for name, value in self.headers:
-            size += len(name) + len(value) + 4
-            if name == b"host":  # RFC 9112, 3.2
-                hosts += 1
-                sound = sound and _HOST.fullmatch(value) is not None
-            elif name == b"transfer-encoding":  # RFC 9112, 6.1
-                sound = sound and version == "1.1" and value.lower() == b"chunked"
-        if size > self.max_head:
+        try:
+            expects_100_continue = check_head(version, self.url, self.headers, self.max_head)
+        except HeadTooLargeError:
             self._refuse(431)
-            raise ValueError
-        if not sound or hosts > 1 or (not hosts and version == "1.1"):
-            raise ValueError
+            raise
         self._in_head = False
         self._size = 0
         self._unwatch()
+        scope = self.scope
+        scope["http_version"] = version
+        scope["method"] = self.parser.get_method().decode("ascii")
+        url = parse_url(self.url)
+        path = url.path.decode("ascii")
+        scope["path"] = unquote(path) if "%" in path else path
+        scope["raw_path"] = url.path
+        scope["query_string"] = url.query or b""
+        before = self.cycle
+        self.cycle = cycle = Cycle(
+            scope=scope,
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=self.access_log,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=expects_100_continue,
+            keep_alive=version != "1.0" and self.parser.should_keep_alive(),
+            on_response=self.on_response_complete,
+        )
+        cycle.loop = self.loop
         if version == "1.0":  # the only request of its connection
             self.app = close_delimited(self.app)
-        super().on_headers_complete()
-        self.cycle.__class__ = Cycle  # uvicorn makes one of its own, and has not begun with it
-        if not self.pipeline:
-            self._answered = self.cycle
+        if before is None or before.response_complete:
+            self._start(cycle, self.app)
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((cycle, self.app))
 
     def on_body(self, body: bytes) -> None:
         """Take a part of a body."""
         self._size = 0
-        super().on_body(body)
+        cycle = self.cycle
+        if cycle.response_complete:
+            return
+        cycle.body += body
+        if len(cycle.body) > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
+        cycle.message_event.set()
 
     def on_message_complete(self) -> None:
         """Expect another head."""
-        super().on_message_complete()
         self._in_head = True
         self._size = 0
+        cycle = self.cycle
+        if not cycle.response_complete:
+            cycle.more_body = False
+            cycle.message_event.set()
 
     def on_response_complete(self) -> None:
-        """Go on with what waits in line."""
+        """Go on with what waits in line, or wait for another request."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
         if self.pipeline:
-            self._answered = self.pipeline[-1][0]
-        super().on_response_complete()
+            cycle, app = self.pipeline.pop()
+            self._start(cycle, app)
+        else:
+            self._idle_since = self.loop.time()
+            if self._idle is None:
+                self._idle = self.loop.call_later(self.timeout_keep_alive, self._be_idle)
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP, unless an answer is on its way already."""
@@ -185,9 +223,15 @@ class GuardedProtocol(HttpToolsProtocol):
         else:
             super().send_400_response(msg)
 
+    def _start(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._answered = cycle
+        task = self.loop.create_task(cycle.run_asgi(app))
+        task.add_done_callback(self.tasks.discard)
+        self.tasks.add(task)
+
     def _watch(self) -> None:
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self.head_timeout, self._be_late)
+            self._timer = self.loop.call_later(self.head_timeout, self._be_late)
 
     def _unwatch(self) -> None:
         if self._timer is not None:
@@ -201,6 +245,16 @@ class GuardedProtocol(HttpToolsProtocol):
             self._watch()  # whoever still waits for an answer has time for the next head
         else:
             self._refuse(408)
+
+    def _be_idle(self) -> None:
+        self._idle = None
+        if self._idle_since is None:
+            return  # the end of what is being answered begins anew
+        left = self._idle_since + self.timeout_keep_alive - self.loop.time()
+        if left > 0:
+            self._idle = self.loop.call_later(left, self._be_idle)
+        elif not self.transport.is_closing():
+            self.transport.close()
 
     def _leave(self) -> None:
         self.logger.warning("A client took nothing for %g seconds", self.send_timeout)
@@ -232,7 +286,7 @@ def guarded(
     send_timeout: float = GuardedProtocol.send_timeout,
     max_connections: int | None = None,
 ) -> type[GuardedProtocol]:
-    """Make the protocol with these bounds."""
+    """Make the protocol with these bounds, for a server without WebSockets."""
     bounds = {
         "max_head": max_head,
         "head_timeout": head_timeout,

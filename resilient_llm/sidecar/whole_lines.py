@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 import select
+import stat
 
 __all__ = ["WholeLines"]
 
@@ -16,22 +17,25 @@ __all__ = ["WholeLines"]
 class WholeLines(io.TextIOBase):
     """Write lines to a file descriptor as they come, as many at once as stay in one piece.
 
-    A line that is longer than that by itself may be torn if the pipe is full.
+    A file takes any number. A line that is longer than a pipe takes may be torn if that is full.
     """
 
     def __init__(self, fd: int) -> None:
         super().__init__()
         self._fd = fd
+        self._most = None if stat.S_ISREG(os.fstat(fd).st_mode) else select.PIPE_BUF
 
     def write(self, text: str) -> int:
         """Write whole lines."""
-        piece = b""
-        for line in text.encode().splitlines(keepends=True):
-            if piece and len(piece) + len(line) > select.PIPE_BUF:
-                self._write(piece)
-                piece = b""
-            piece += line
-        self._write(piece)
+        lines = text.encode()
+        most = self._most or len(lines)
+        begin = 0
+        while begin < len(lines):
+            end = begin + most
+            if end < len(lines):
+                end = lines.rfind(b"\n", begin, end) + 1 or lines.find(b"\n", end) + 1 or len(lines)
+            self._write(lines[begin:end])
+            begin = end
         return len(text)
 
     def _write(self, piece: bytes) -> None:

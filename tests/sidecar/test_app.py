@@ -147,6 +147,18 @@ async def test_a_long_name_of_a_model_is_no_key() -> None:
     assert json.loads(provider.requests[0].raw_body)["model"] == model
 
 
+@pytest.mark.parametrize(("length", "status"), [(256, 200), (257, 400), (1_000_000, 400)])
+async def test_what_a_model_is_called_has_an_end(length: int, status: int) -> None:
+    provider = FakeProvider()
+    with logged() as log:
+        answered = await ask(memory(provider, OPEN), {**ASK, "model": length * "m"})
+    assert answered.status == status
+    assert len(provider.requests) == (status == 200)
+    if status == 400:
+        assert "longer than 256 characters" in answered.json["error"]["message"]
+    assert len(log.lines[0]) < 2_000
+
+
 async def test_what_a_call_costs_is_unknown_where_no_price_is() -> None:
     with logged() as log:
         await ask(memory(FakeProvider()))

@@ -45,9 +45,11 @@ class Wire(asyncio.Transport):
         self.closed = True
 
 
-def cycle_on(wire: Wire, *, method: str = "GET", ended: list[str] | None = None) -> Cycle:
+def cycle_on(
+    wire: Wire, *, method: str = "GET", ended: list[str] | None = None, expects: bool = False
+) -> Cycle:
     logger = logging.getLogger("tests.cycle")
-    return Cycle(
+    cycle = Cycle(
         scope={"type": "http", "method": method},  # type: ignore[typeddict-item]  # nothing else is looked at
         transport=wire,
         flow=FlowControl(wire),
@@ -56,10 +58,12 @@ def cycle_on(wire: Wire, *, method: str = "GET", ended: list[str] | None = None)
         access_log=False,
         default_headers=[],
         message_event=asyncio.Event(),
-        expect_100_continue=False,
+        expect_100_continue=expects,
         keep_alive=True,
         on_response=lambda: None if ended is None else ended.append("ended"),
     )
+    cycle.loop = asyncio.get_running_loop()
+    return cycle
 
 
 def start(headers: list[tuple[bytes, bytes]] = HEADERS, status: int = 200) -> Any:
@@ -128,6 +132,45 @@ async def test_whoever_is_gone_is_sent_nothing() -> None:
     await cycle.send(start())
     await asyncio.sleep(0)
     assert not wire.writes
+
+
+async def test_heads_with_the_same_names_have_values_of_their_own() -> None:
+    for value in (b"1", b"2", b"3"):
+        wire = Wire()
+        await cycle_on(wire).send(start([(b"X-%s", value), (b"Content-Length", b"0")], 204))
+        await asyncio.sleep(0)
+        assert wire.writes == [b"HTTP/1.1 204 No Content\r\nx-%%s: %b\r\ncontent-length: 0\r\n\r\n" % value]
+
+
+async def test_a_body_that_is_at_hand_is_given_once_and_then_the_end_is_awaited() -> None:
+    cycle = cycle_on(Wire())
+    cycle.body, cycle.more_body = bytearray(b"hello"), False
+    cycle.message_event.set()
+    assert await cycle.receive() == {"type": "http.request", "body": b"hello", "more_body": False}
+    waiting = asyncio.ensure_future(cycle.receive())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    cycle.disconnected = True
+    cycle.message_event.set()
+    assert await waiting == {"type": "http.disconnect"}
+
+
+@pytest.mark.parametrize("expects", [False, True])
+async def test_a_body_that_comes_later_is_given_once_too(expects: bool) -> None:
+    wire = Wire()
+    cycle = cycle_on(wire, expects=expects)
+    waiting = asyncio.ensure_future(cycle.receive())
+    await asyncio.sleep(0)
+    assert wire.writes == [b"HTTP/1.1 100 Continue\r\n\r\n"] * expects
+    cycle.body, cycle.more_body = bytearray(b"hello"), False
+    cycle.message_event.set()
+    assert await waiting == {"type": "http.request", "body": b"hello", "more_body": False}
+    waiting = asyncio.ensure_future(cycle.receive())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    await cycle.send(start())
+    await cycle.send(body(b"hello"))
+    assert await waiting == {"type": "http.disconnect"}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Lines of several processes in one pipe."""
+"""Lines of several processes in one pipe, or file."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +31,19 @@ def test_lines_of_several_processes_stay_whole() -> None:
     assert [writer.wait(60) for writer in writers] == [0, 0, 0]
     assert len(seen) == 3 * 200 * 40
     assert all(letters == {letter} for letter, letters in seen)
+
+
+@pytest.mark.realtime
+def test_lines_of_several_processes_stay_whole_in_a_file(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with log.open("wb") as output:
+        writers = [
+            subprocess.Popen([sys.executable, "-c", WRITER, letter], stdout=output) for letter in "abc"
+        ]
+    assert [writer.wait(60) for writer in writers] == [0, 0, 0]
+    lines = log.read_text().splitlines()
+    assert len(lines) == 3 * 200 * 40
+    assert all(len(set(line)) == 1 for line in lines)
 
 
 def test_a_line_that_is_longer_than_a_piece_is_written_all_the_same() -> None:

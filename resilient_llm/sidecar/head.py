@@ -1,0 +1,43 @@
+"""What the head of a request has to be: no longer than allowed, and nothing that others may read in another way.
+
+httptools, the parser, lets pass more than that. What the request asks for is not looked at.
+"""
+
+from __future__ import annotations
+
+import re
+
+from resilient_llm.message import Headers
+
+__all__ = ["HeadTooLargeError", "check_head"]
+
+_HOST = re.compile(rb"[A-Za-z0-9._~%!$&'()*+,;=:\[\]-]*")
+
+
+class HeadTooLargeError(ValueError):
+    """A head of more bytes than are allowed."""
+
+
+def check_head(version: str, url: bytes, headers: Headers, max_size: int) -> bool:
+    """Tell whether the client waits for a word before it sends the body (RFC 9110, 10.1.1).
+
+    Names of `headers` are in lower case. Raises `HeadTooLargeError` for more than `max_size` bytes, and `ValueError`
+    for what could be taken for something else.
+    """
+    known = dict(headers)
+    parts = [*known, *known.values()]
+    hosts = 1 if b"host" in known else 0
+    if len(known) < len(headers):
+        parts = [part for header in headers for part in header]
+        hosts = len([name for name, _value in headers if name == b"host"])
+    if len(url) + len(b"".join(parts)) + 4 * len(headers) > max_size:
+        raise HeadTooLargeError
+    if version not in ("1.1", "1.0"):
+        raise ValueError
+    if hosts > 1 or (not hosts and version == "1.1") or not _HOST.fullmatch(known.get(b"host", b"")):
+        raise ValueError  # RFC 9112, 3.2
+    if b"transfer-encoding" in known:  # RFC 9112, 6.1
+        codings = {value.lower() for name, value in headers if name == b"transfer-encoding"}
+        if version == "1.0" or codings != {b"chunked"}:
+            raise ValueError
+    return b"expect" in known and (b"expect", b"100-continue") in [(n, v.lower()) for n, v in headers]

@@ -1,0 +1,53 @@
+"""Which headers pass: none of one connection, whoever names them, and none that nobody may write."""
+
+from __future__ import annotations
+
+import pytest
+
+from resilient_llm.message import Headers
+from resilient_llm.sidecar.headers import first_of, for_client, for_provider
+
+LENGTH = (b"content-length", b"5")
+
+
+@pytest.mark.parametrize(
+    ("given", "passed"),
+    [
+        ([], []),
+        (
+            [(b"Date", b"now"), (b"Keep-Alive", b"timeout=5"), (b"X-A", b"1")],
+            [(b"date", b"now"), (b"x-a", b"1")],
+        ),
+        ([(b"Connection", b"close, X-A"), (b"x-a", b"1"), (b"X-B", b"2")], [(b"x-b", b"2")]),
+        ([(b"connection", b"x-a"), (b"x-a", b"1"), (b"connection", b"x-b"), (b"x-b", b"2")], []),
+        ([(b"x-a", b"1\r\nset-cookie: 2"), (b"x-b", b"\t2")], [(b"x-b", b"\t2")]),
+        ([(b"x a", b"1"), (b"", b"2"), (b"x:", b"3"), (b"x%b", b"4")], [(b"x%b", b"4")]),
+    ],
+)
+def test_what_goes_to_the_client(given: Headers, passed: Headers) -> None:
+    assert for_client(given, sized=True) == passed
+    assert for_client(given, sized=True) == passed, "also once the names are known"
+
+
+def test_names_that_are_known_have_values_of_their_own() -> None:
+    assert for_client([(b"X-A", b"1"), LENGTH], sized=True) == [(b"x-a", b"1"), LENGTH]
+    assert for_client([(b"X-A", b"2"), LENGTH], sized=False) == [(b"x-a", b"2")]
+    assert for_client([(b"X-A", b"3"), LENGTH], sized=True) == [(b"x-a", b"3"), LENGTH]
+
+
+@pytest.mark.parametrize(
+    ("given", "passed"),
+    [
+        (
+            [(b"accept", b"*/*"), (b"authorization", b"Bearer mine"), (b"host", b"here")],
+            [(b"accept", b"*/*")],
+        ),
+        ([(b"connection", b"x-a"), (b"x-a", b"1"), (b"x-b", b"2")], [(b"x-b", b"2")]),
+        ([(b"connection", b"host, via, content-length"), (b"x-b", b"2")], [(b"x-b", b"2")]),
+        ([(b"connection", b""), (b"x-b", b"2")], [(b"x-b", b"2")]),
+    ],
+)
+def test_what_goes_to_the_provider(given: Headers, passed: Headers) -> None:
+    host, via = (b"host", b"there"), (b"via", b"1.1 resilient-llm")
+    assert for_provider(given, first_of(given), b"there", 5) == [host, *passed, LENGTH, via]
+    assert for_provider(given, first_of(given), b"there", None) == [host, *passed, via]
