@@ -71,25 +71,28 @@ class Receiver:
             return self._relay(reply, attempt, clock, ended)
         if reply.status >= 400:
             raise await self._read_error(reply, attempt)
-        empty = reply.status in (204, 205) and not _is_of_model(attempt)
+        of_model = _is_of_model(attempt)
+        empty = reply.status in (204, 205) and not of_model
         if not 200 <= reply.status < 300 or empty or attempt.request.method == "HEAD":
             return self._relay(reply, attempt, clock)
-        return await self._receive_answer(reply, attempt, clock)
+        return await self._receive_answer(reply, attempt, clock, _framing(attempt) if of_model else "unknown")
 
-    async def _receive_answer(self, reply: Reply, attempt: Call, clock: AttemptClock | None) -> Reply:
+    async def _receive_answer(
+        self, reply: Reply, attempt: Call, clock: AttemptClock | None, framing: Framing | None
+    ) -> Reply:
         """Receive a 2xx by what it says it is, and by what it is where a stream was asked for."""
-        kind, framing = media_type(reply.headers), _framing(attempt)
+        kind, profile = media_type(reply.headers), attempt.profile
         streams = kind == EVENT_STREAM
         if clock is not None:
             clock.replied(streams=streams and framing is not None)
-        if not streams and not reply.complete and attempt.profile.stream:
+        if not streams and not reply.complete and profile.stream:
             if framing == "array" and is_json(kind):
                 return await self._stream(reply, attempt, clock, framing)
             beginning, _whole = await self._read(reply, 0)
             streams = beginning.removeprefix(_BOM).startswith(_FIELDS)
         if streams and not reply.complete and framing is not None:
             return await self._stream(reply, attempt, clock, "events" if framing == "events" else "unknown")
-        if not streams and (attempt.request.method != "POST" or attempt.operation in _NO_JSON):
+        if not streams and (attempt.request.method != "POST" or profile.operation in _NO_JSON):
             return self._relay(reply, attempt, clock)  # a stored thing, say, that may well hold an error
         # What does not say so must be JSON, or is a page of some proxy's instead of an answer.
         if streams or not kind.startswith(_MEDIA) or is_json(kind):
@@ -187,12 +190,11 @@ def _is_of_model(attempt: Call) -> bool:
 
 
 def _framing(attempt: Call) -> Framing | None:
-    """Say in what the stream is written that was asked for; `None` where none was."""
-    if not _is_of_model(attempt):
-        return "unknown"
+    """Say in what the stream is written that a model was asked for; `None` where none was."""
+    request = attempt.request
     if attempt.profile.stream:
-        return dialect_for(attempt.request).framing(attempt.request)
-    return None if attempt.request.json else "unknown"  # what is asked with a body that is not read here
+        return dialect_for(request).framing(request)
+    return None if request.json else "unknown"  # what is asked with a body that is not read here
 
 
 def _replace_body(reply: Reply, chunks: list[bytes]) -> None:

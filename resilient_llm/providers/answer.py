@@ -94,10 +94,14 @@ class Answer:
         reasoning: int | None = None,
     ) -> None:
         """Take counts; each that is known replaces an earlier one."""
-        self.input_tokens = self.input_tokens if input is None else input
-        self.output_tokens = self.output_tokens if output is None else output
-        self.cached_tokens = self.cached_tokens if cached is None else cached
-        self.reasoning_tokens = self.reasoning_tokens if reasoning is None else reasoning
+        if input is not None:
+            self.input_tokens = input
+        if output is not None:
+            self.output_tokens = output
+        if cached is not None:
+            self.cached_tokens = cached
+        if reasoning is not None:
+            self.reasoning_tokens = reasoning
 
     def begin(self, index: int = 0) -> None:
         """Note that the alternative `index` has begun, and will have to finish."""

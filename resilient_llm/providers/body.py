@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from resilient_llm.core.sse import DEFAULT_MAX_EVENT_SIZE
 from resilient_llm.message import Headers, JSONObject, header
-from resilient_llm.outcome import SUCCESS, Outcome, Verdict
+from resilient_llm.outcome import SUCCESS, Outcome
 from resilient_llm.providers.answer import Answer, objects
 from resilient_llm.providers.content import ContentDecoder, decode_body
 from resilient_llm.providers.event_reader import classify_error, fault
@@ -124,10 +124,13 @@ def read_body(
     if status in _EMPTY:
         return (fault("empty_body", status) if known else SUCCESS), Answer()
     parsed = parse(decoded)
-    if not isinstance(parsed, dict | list):
+    items: list[JSONObject]
+    if isinstance(parsed, dict):
+        items = [parsed]
+    elif isinstance(parsed, list):  # Gemini writes streams as lists
+        items = objects(parsed)
+    else:
         return _read_other(dialect, status, headers, decoded, operation, streamed=streamed)
-    # Gemini writes streams as lists.
-    items: list[JSONObject] = objects(parsed) if isinstance(parsed, list) else [parsed]
     answer = Answer()
     outcome = _read_items(dialect, status, headers, items, answer)
     if outcome is SUCCESS and (streamed or (known and all(map(_PARTS.isdisjoint, items)))):
@@ -186,5 +189,5 @@ def _with_usage(outcome: Outcome, answer: Answer) -> Outcome:
     reported = answer.output_tokens is not None
     usage = answer.usage if reported else answer.estimate()
     if outcome is SUCCESS:
-        return Outcome(verdict=Verdict.SUCCESS, usage=usage)
+        return Outcome(verdict=SUCCESS.verdict, usage=usage)
     return replace(outcome, usage=usage)

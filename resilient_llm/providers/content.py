@@ -35,6 +35,8 @@ def decode_body(headers: Headers, body: bytes, *, max_size: int = MAX_DECODED) -
     not what the headers say, or an encoding is unknown or its library is not installed: brotli or brotlicffi
     (1.2 on, older ones cannot be bounded) for `br`; Python 3.14, zstandard or backports.zstd for `zstd`.
     """
+    if header(headers, _CONTENT_ENCODING) is None:  # as most are that a client asks for
+        return body[:max_size]
     try:
         for step in _steps(headers):
             body = step.decode(body, max_size)

@@ -91,8 +91,9 @@ def _read_completion(body: JSONObject, answer: Answer) -> bool:
         read_usage(usage, answer)
     said = False
     for position, choice in enumerate(objects(body.get("choices"))):
-        index = count(choice, "index")
-        index = position if index is None else index
+        index = choice.get("index")
+        if type(index) is not int or index < 0:
+            index = position
         answer.begin(index)
         text = choice.get("text")
         if isinstance(text, str) and text:
@@ -101,19 +102,22 @@ def _read_completion(body: JSONObject, answer: Answer) -> bool:
         message = choice.get("delta") or choice.get("message")
         if isinstance(message, dict):
             for name, value in message.items():
-                if value and name != "role":
+                if not value or name == "role":
+                    continue
+                if name == "content" and isinstance(value, str):  # of most answers all there is
+                    answer.say(value, index)
+                    said = True
+                else:
                     said = _read_field(name, value, message, answer, index) or said
         answer.finish(choice.get("finish_reason"), index)
     return said
 
 
 def _read_field(name: str, value: object, message: JSONObject, answer: Answer, index: int) -> bool:
-    """Read a field of a message that is not empty; tell whether it is the model's."""
-    if name == "content" and isinstance(value, str):
-        answer.say(value, index)
-    elif name == "audio":
+    """Read a field of a message that is not empty, nor its text; tell whether it is the model's."""
+    if name == "audio":
         return _read_sound(value, answer)
-    elif isinstance(value, str):
+    if isinstance(value, str):
         _read_text(name, value, message, answer)
     elif name == "content":
         for part in objects(value):

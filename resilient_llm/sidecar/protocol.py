@@ -58,6 +58,7 @@ class GuardedProtocol(HttpToolsProtocol):
     _idle: asyncio.TimerHandle | None = None
     """Looks whether nothing was asked for long, and then again: one for each request would cost each of them."""
     _idle_since: float | None = None
+    """When the last answer ended; what came since of a body that nobody waited for, it does not matter."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for a head."""
@@ -105,7 +106,6 @@ class GuardedProtocol(HttpToolsProtocol):
         """Take what the client sends, until it is refused."""
         if self._refused:
             return
-        self._idle_since = None
         self._size += len(data)
         super().data_received(data)
         if self._in_head and self._size and not self._refused:  # the rest is still to come
@@ -224,6 +224,7 @@ class GuardedProtocol(HttpToolsProtocol):
             super().send_400_response(msg)
 
     def _start(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._idle_since = None
         self._answered = cycle
         task = self.loop.create_task(cycle.run_asgi(app))
         task.add_done_callback(self.tasks.discard)
@@ -248,8 +249,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _be_idle(self) -> None:
         self._idle = None
-        if self._idle_since is None:
-            return  # the end of what is being answered begins anew
+        if self._idle_since is None or self._timer is not None:
+            return  # the end of what is being answered begins anew, and a head that has begun has a time of its own
         left = self._idle_since + self.timeout_keep_alive - self.loop.time()
         if left > 0:
             self._idle = self.loop.call_later(left, self._be_idle)

@@ -52,11 +52,14 @@ class Certificates:
         return None if options is None else cls(listener, options, path.parent, environ)
 
     def renewed(self, config: Config) -> ssl.SSLContext | None:
-        """Read the files of a configuration, to be shown with `show`; `None` where it has none."""
+        """Read the files of a configuration, to be shown with `show`; `None` where only a new start can show them."""
         options: TLS | None = getattr(config, self._listener).tls
         if options is None:
             return None
-        return _Files(self._listener, options, self._base, self._environ).context()
+        context = _Files(self._listener, options, self._base, self._environ).context()
+        # Whether clients are asked for a certificate is settled before the handshake comes to what is shown here, and
+        # one that trusts nobody's would turn all of them away.
+        return context if context.verify_mode is self.context.verify_mode else None
 
     def show(self, context: ssl.SSLContext) -> None:
         """Show new connections what has been read."""

@@ -81,7 +81,8 @@ class ReplyParser:
             if self._bodiless:
                 self.chunks.clear()
         elif self._head > _MAX_HEAD and not self.complete:
-            self.error = self.error or RemoteProtocolError(f"a head has more than {_MAX_HEAD} bytes")
+            what = "what surrounds a body" if self.status else "a head"
+            self.error = self.error or RemoteProtocolError(f"{what} has more than {_MAX_HEAD} bytes")
 
     def ends_with_connection(self) -> bool:
         """Tell whether the body is all that comes until the connection is closed (RFC 9112, 6.3)."""

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
+from resilient_llm._kept import LONGEST_URL
 from resilient_llm.message import Request
 from resilient_llm.transports.failures import InvalidURLError, UnsupportedProtocolError
 from resilient_llm.transports.request_head import DROPPED, check_head, length_of
@@ -50,12 +51,15 @@ class Place(NamedTuple):
     credentials: bytes | None
 
 
-@lru_cache(maxsize=256)
 def place_of(url: str) -> Place:
     """Read a URL, whose path and query are sent as they stand.
 
     Raises `InvalidURLError`, and `UnsupportedProtocolError` for another scheme than `http` and `https`.
     """
+    return _kept(url) if len(url) <= LONGEST_URL else _take_apart(url)
+
+
+def _take_apart(url: str) -> Place:
     shown = url.partition("?")[0].encode("ascii", "backslashreplace").decode()  # a query may hold a key
     shown = _USERINFO.sub("", shown, 1)
     if not _VISIBLE.fullmatch(url):
@@ -81,6 +85,9 @@ def place_of(url: str) -> Place:
         (shown_host if port == standard else f"{shown_host}:{port}").encode(),
         None if user is None else _basic(user),
     )
+
+
+_kept = lru_cache(maxsize=256)(_take_apart)
 
 
 def _basic(user: str) -> bytes:

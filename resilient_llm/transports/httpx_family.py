@@ -7,66 +7,27 @@ here is made with the library the request came from.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, ClassVar, NoReturn, Protocol, Self, cast
+from typing import TYPE_CHECKING, ClassVar, NoReturn, Self, cast
 
 from resilient_llm.client import ClientDoor, OnRejection
 from resilient_llm.message import Headers, Reply, Request
 from resilient_llm.streams import LibraryErrors
 
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping
     from types import ModuleType, TracebackType
 
     from resilient_llm.call import Policy
     from resilient_llm.message import ByteStream
     from resilient_llm.pipeline import Pipeline
     from resilient_llm.telemetry import Telemetry
+    from resilient_llm.transports.httpx_objects import (
+        NativeHeaders,
+        NativeRequest,
+        NativeResponse,
+        NativeTransport,
+    )
 
 __all__ = ["Family", "FamilyTransport"]
-
-
-class NativeHeaders(Protocol):
-    """What is used of a library's headers."""
-
-    @property
-    def raw(self) -> Headers: ...
-
-
-class NativeRequest(Protocol):
-    """What is used of a library's request."""
-
-    method: str
-    stream: ByteStream
-    extensions: MutableMapping[str, object]
-    headers: NativeHeaders
-
-    @property
-    def url(self) -> object: ...
-    @property
-    def content(self) -> bytes: ...
-
-
-class NativeResponse(Protocol):
-    """What is used of a library's response."""
-
-    status_code: int
-    stream: ByteStream
-    is_closed: bool
-    headers: NativeHeaders
-
-
-class NativeTransport(Protocol):
-    """What is used of a library's transport."""
-
-    async def handle_async_request(self, request: object) -> object: ...
-    async def aclose(self) -> None: ...
-    async def __aenter__(self) -> object: ...
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None = None,
-        exc_value: BaseException | None = None,
-        traceback: TracebackType | None = None,
-    ) -> None: ...
 
 
 class Family:
@@ -81,30 +42,35 @@ class Family:
             "RelayStream", (_Relay, base), {"__doc__": "A body on its way through the pipeline."}
         )
 
-    def request(self, template: object, *, url: str, headers: Headers, body: bytes | ByteStream) -> object:
-        """Make a request like `template`."""
-        seen = cast("NativeRequest", template)
-        stream: object = self._library.ByteStream(body) if isinstance(body, bytes) else body
-        if not isinstance(stream, self._library.AsyncByteStream):
-            stream = self.stream(cast("ByteStream", stream))
-        target = seen.url if url == str(seen.url) else url
+    def request(
+        self, template: NativeRequest, *, url: str | None, headers: Headers, body: bytes | ByteStream
+    ) -> object:
+        """Make a request like `template`, to the same URL where none is given."""
+        stream: ByteStream
+        if isinstance(body, bytes):
+            stream = self._library.ByteStream(body)
+        else:
+            stream = body if isinstance(body, self._library.AsyncByteStream) else self.stream(body)
+        target = template.url if url is None or url == str(template.url) else url
         made: object = self._library.Request(
-            seen.method, target, headers=headers, stream=stream, extensions=seen.extensions
+            template.method, target, headers=headers, stream=stream, extensions=template.extensions
         )
         return made
 
     def response(self, status: int, headers: Headers, body: bytes) -> NativeResponse:
         """Make a response with a body that is still to be read, as from a network."""
-        response = self._library.Response(status, headers=headers, stream=self._library.ByteStream(body))
-        return cast("NativeResponse", response)
+        made: NativeResponse = self._library.Response(
+            status, headers=headers, stream=self._library.ByteStream(body)
+        )
+        return made
 
     def stream(self, stream: ByteStream) -> ByteStream:
         """Wrap a body in the library's own stream class."""
         return cast("ByteStream", self._stream(stream))
 
-    def headers(self, headers: Headers) -> object:
+    def headers(self, headers: Headers) -> NativeHeaders:
         """Make the library's own headers."""
-        made: object = self._library.Headers(headers)
+        made: NativeHeaders = self._library.Headers(headers)
         return made
 
     @property
@@ -206,30 +172,30 @@ class FamilyTransport:
 
     async def _handle(self, native: object) -> object:
         """Answer a native request with a native response."""
-        reply = await self._door.handle(self._neutral(native))
+        reply = await self._door.handle(self._neutral(cast("NativeRequest", native)))
         response = cast("NativeResponse", reply.native)
         if not reply.complete:
             response.stream = self._family.stream(reply.stream)
         if reply.status != response.status_code:
             response.status_code = reply.status
-        if reply.headers != response.headers.raw:
-            response.headers = cast("NativeHeaders", self._family.headers(reply.headers))
+        came = reply.came if isinstance(reply, _Received) else response.headers.raw
+        if reply.headers != came:
+            response.headers = self._family.headers(reply.headers)
         return response
 
-    def _neutral(self, native: object) -> Request:
-        seen = cast("NativeRequest", native)
+    def _neutral(self, native: NativeRequest) -> Request:
         body: bytes | None
         try:
-            body = seen.content
+            body = native.content
         except self._family.not_read:
             body = None
         return Request(
-            seen.method,
-            str(seen.url),
-            seen.headers.raw,
+            native.method,
+            str(native.url),
+            native.headers.raw,
             body,
             native=native,
-            buffer_upload=None if body is not None else self._buffer_upload(seen),
+            buffer_upload=None if body is not None else self._buffer_upload(native),
         )
 
     def _buffer_upload(self, native: NativeRequest) -> Callable[[int], Awaitable[Request]]:
@@ -255,23 +221,29 @@ class FamilyTransport:
         if native is None:
             template = cast("NativeRequest", request.template)
             body = template.stream if request.body is None else request.body
-            native = self._family.request(template, url=request.url, headers=request.headers, body=body)
-        response = await self._transport.handle_async_request(native)
-        return self._reply(cast("NativeResponse", response))
-
-    def _reply(self, response: NativeResponse) -> Reply:
-        return Reply(
-            response.status_code,
-            response.headers.raw,
-            response.stream,
-            native=response,
-            complete=response.is_closed,
-        )
+            original = request.original
+            url = None if original is not None and request.url == original.url else request.url
+            native = self._family.request(template, url=url, headers=request.headers, body=body)
+        return _Received(await self._transport.handle_async_request(native))
 
     def _synthesise(self, status: int, headers: Headers, body: bytes) -> Reply:
-        reply = self._reply(self._family.response(status, headers, body))
+        reply = _Received(self._family.response(status, headers, body))
         reply.complete = True  # no attempt depends on its being read
         return reply
+
+
+class _Received(Reply):
+    """A reply that stands for a library's response, and knows with which headers that came.
+
+    The library makes a new list of them, and new pairs in it, whenever it is asked.
+    """
+
+    __slots__ = ("came",)
+
+    def __init__(self, response: NativeResponse) -> None:
+        headers = response.headers.raw
+        super().__init__(response.status_code, headers, response.stream, response, response.is_closed)
+        self.came = headers.copy()
 
 
 class _Chain:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 import uvicorn
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from resilient_llm.sidecar.protocol import guarded
 
@@ -25,18 +25,20 @@ def anyio_backend() -> str:
 
 
 @asynccontextmanager
-async def served(*, keep_alive: int, takes: float = 0.0) -> AsyncIterator[int]:
-    """Serve an app that takes so long for an answer; gives the port."""
+async def served(
+    *, keep_alive: int, takes: float = 0.0, app: ASGIApp | None = None, head_timeout: float = 60.0
+) -> AsyncIterator[int]:
+    """Serve an app, which takes so long for an answer unless it is another; gives the port."""
 
-    async def app(_scope: Scope, receive: Receive, send: Send) -> None:
+    async def usual(_scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
         await anyio.sleep(takes)
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
         await send({"type": "http.response.body", "body": b"ok"})
 
-    protocol = guarded(max_head=65_536, head_timeout=60.0)
+    protocol = guarded(max_head=65_536, head_timeout=head_timeout)
     config = uvicorn.Config(
-        app,
+        app or usual,
         port=0,
         http=protocol,
         ws="none",
@@ -81,4 +83,22 @@ async def test_it_stays_while_an_answer_takes_longer() -> None:
             writer.write(ASKED)
             with anyio.fail_after(20):
                 assert await reader.readexactly(len(ANSWER)) == ANSWER
+        writer.close()
+
+
+@pytest.mark.parametrize("rest", [b"", b"half", b"the whole", b"the whole" + ASKED[:9]])
+async def test_it_is_closed_whatever_comes_late_of_a_body_that_nobody_waited_for(rest: bytes) -> None:
+    async def refuse(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    async with served(keep_alive=1, app=refuse, head_timeout=2.0) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST / HTTP/1.1\r\nhost: here\r\ncontent-length: 9\r\n\r\n")
+        with anyio.fail_after(20):
+            assert await reader.readexactly(len(ANSWER)) == ANSWER
+            writer.write(rest)
+            left = await reader.read()
+        # The head that had begun has a time of its own.
+        assert left.startswith(b"HTTP/1.1 408 ") is rest.endswith(ASKED[:9])
         writer.close()

@@ -148,6 +148,37 @@ def test_with_client_ca_nobody_connects_without_a_certificate_of_it(tmp_path: Pa
 
 @pytest.mark.realtime
 @pytest.mark.parametrize("workers", [1, 2])
+def test_whether_clients_need_a_certificate_stays_as_it_was_until_a_new_start(
+    workers: int, tmp_path: Path
+) -> None:
+    authority, clients = Authority(tmp_path), Authority(tmp_path, "clients")
+    authority.sign("admin", serial=31)
+    mine = clients.sign("mine")
+    file = tmp_path / "gateway.toml"
+    asks = ADMIN_TLS.replace('"admin.key"', '"admin.key", client_ca = "clients.pem"')
+    assert asks != ADMIN_TLS
+    file.write_text(asks)
+    context = trusting(authority)
+    context.load_cert_chain(*mine)
+    with started(file, "--workers", str(workers)) as (_process, _url, admin):
+
+        def reload() -> object:
+            return httpx.post(f"{admin}/admin/reload", verify=context, timeout=60).json()
+
+        authority.sign("admin", serial=32)
+        file.write_text(ADMIN_TLS)
+        assert reload() == {"reloaded": True, "after_restart": ["admin.tls"]}
+        assert shown(admin, context)[0] == 31
+        assert httpx.get(f"{admin}/healthz", verify=context, timeout=60).text == "ok\n"
+        with pytest.raises(httpx.TransportError):
+            httpx.get(f"{admin}/healthz", verify=trusting(authority), timeout=60)
+        file.write_text(asks)
+        assert reload() == {"reloaded": True, "after_restart": []}
+        assert shown(admin, context)[0] == 32
+
+
+@pytest.mark.realtime
+@pytest.mark.parametrize("workers", [1, 2])
 def test_operators_talk_to_it_by_tls_and_a_reload_shows_them_a_renewed_certificate(
     workers: int, tmp_path: Path
 ) -> None:

@@ -255,6 +255,16 @@ def test_what_is_no_body_has_a_bound(raw: bytes) -> None:
     assert seen(*[raw[i : i + 5_000] for i in range(0, len(raw), 5_000)]).failed
 
 
+@pytest.mark.parametrize(
+    ("raw", "what"), [(OK + b"X-A: " + X, "a head"), (CHUNKED + b"5;" + X, "what surrounds a body")]
+)
+def test_what_has_no_end_is_called_what_it_is(raw: bytes, what: str) -> None:
+    parser = ReplyParser()
+    for start in range(0, len(raw), 5_000):
+        parser.feed(raw[start : start + 5_000])
+    assert str(parser.error) == f"{what} has more than 65536 bytes"
+
+
 def test_a_head_over_the_bound_is_refused_in_one_piece_too() -> None:
     assert seen(OK + b"X-A: " + X + b"\r\nContent-Length: 0\r\n\r\n").failed
     body = bytes(200_000)

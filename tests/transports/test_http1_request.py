@@ -65,6 +65,13 @@ def test_urls_that_lead_nowhere(url: str, error: type[Exception]) -> None:
         place_of(url)
 
 
+def test_a_url_of_any_length_is_read_and_a_long_one_is_not_kept() -> None:
+    long, short = ["http://a/?" + "q" * length for length in (100_000, 100)]
+    assert place_of(long).target == b"/?" + b"q" * 100_000
+    assert place_of(long) is not place_of(long)
+    assert place_of(short) is place_of(short)
+
+
 def test_a_query_is_shown_to_nobody() -> None:
     for url in ("ftp://a/?key=secret", "http:///?key=secret", "http://a/\u00e9?key=secret"):
         with pytest.raises((InvalidURLError, UnsupportedProtocolError)) as raised:
