@@ -6,7 +6,7 @@ and back, and says how it wants a synthesised response and a timeout to look.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 from urllib.parse import urlsplit
 
@@ -143,14 +143,17 @@ class ClientDoor:
             return self._refused(call, failure)
         raise failure
 
-    async def _send(self, attempt: Call) -> Reply:
+    def _send(self, attempt: Call) -> Awaitable[Reply]:
         """Make one attempt: the innermost step of the pipeline."""
         recorder = attempt.telemetry.attempt(attempt)
         attempt.started = attempt.loop.time()  # what it has waited for inside the pipeline is no latency
-        clocks = attempt.clocks
-        if clocks is None:
-            return await self._exchange(attempt, recorder, None)
-        clock = AttemptClock(attempt, clocks)
+        if attempt.clocks is None:
+            return self._exchange(attempt, recorder, None)
+        return self._exchange_in_time(attempt, recorder, AttemptClock(attempt, attempt.clocks))
+
+    async def _exchange_in_time(
+        self, attempt: Call, recorder: AttemptTelemetry, clock: AttemptClock
+    ) -> Reply:
         with clock:
             return await self._exchange(attempt, recorder, clock)
         raise AttemptError(attempt.outcome or clock.expired())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from resilient_llm.core.json_parse import parse_json
 
@@ -115,7 +115,7 @@ class Request:
                     parsed = parse_json(self.body)
                 except (ValueError, RecursionError):
                     parsed = None
-            self._json = cast("JSONObject", parsed) if isinstance(parsed, dict) else {}
+            self._json = parsed if isinstance(parsed, dict) else {}
         return self._json
 
     def header(self, name: bytes) -> bytes | None:

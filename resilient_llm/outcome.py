@@ -6,8 +6,7 @@ a header or an exception; that is the providers' job.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import Enum
 
 __all__ = ["Outcome", "Scope", "Usage", "Verdict"]
@@ -42,16 +41,7 @@ class Scope(Enum):
     LOCAL = "local"
 
 
-def _setters(of: type) -> list[Callable[[object, object], None]]:
-    """Give what sets the fields of a frozen class, in their order, for its `__init__`.
-
-    One of each class is made for every reply, and the `__init__` that a dataclass writes looks each field up by its
-    name: half as much again.
-    """
-    return [vars(of)[field.name].__set__ for field in fields(of)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, init=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
     """Count the tokens a reply reported; `None` is unknown, which is not zero."""
 
@@ -63,21 +53,6 @@ class Usage:
     """Part of `output_tokens` that was thinking."""
     estimated: bool = False
 
-    def __init__(
-        self,
-        *,
-        input_tokens: int | None = None,
-        output_tokens: int | None = None,
-        cached_tokens: int | None = None,
-        reasoning_tokens: int | None = None,
-        estimated: bool = False,
-    ) -> None:
-        _set_input(self, input_tokens)
-        _set_output(self, output_tokens)
-        _set_cached(self, cached_tokens)
-        _set_reasoning(self, reasoning_tokens)
-        _set_estimated(self, estimated)
-
     @property
     def total_tokens(self) -> int | None:
         """Add input and output tokens; `None` while either is unknown."""
@@ -86,10 +61,7 @@ class Usage:
         return self.input_tokens + self.output_tokens
 
 
-_set_input, _set_output, _set_cached, _set_reasoning, _set_estimated = _setters(Usage)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, init=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """Describe how an attempt or a call ended.
 
@@ -109,29 +81,6 @@ class Outcome:
     ambiguous: bool = False
     """The request may have been carried out, and billed, although no complete answer came back."""
     usage: Usage | None = None
-
-    def __init__(
-        self,
-        *,
-        verdict: Verdict,
-        scope: Scope = Scope.TARGET,
-        error_type: str | None = None,
-        status: int | None = None,
-        retryable: bool = False,
-        retry_after: float | None = None,
-        retry_after_source: str | None = None,
-        ambiguous: bool = False,
-        usage: Usage | None = None,
-    ) -> None:
-        _set_verdict(self, verdict)
-        _set_scope(self, scope)
-        _set_error_type(self, error_type)
-        _set_status(self, status)
-        _set_retryable(self, retryable)
-        _set_retry_after(self, retry_after)
-        _set_source(self, retry_after_source)
-        _set_ambiguous(self, ambiguous)
-        _set_usage(self, usage)
 
     @property
     def ok(self) -> bool:
@@ -165,18 +114,6 @@ class Outcome:
         """Tell whether a clock ended it."""
         return self.error_type in TIMEOUT_TYPES
 
-
-(
-    _set_verdict,
-    _set_scope,
-    _set_error_type,
-    _set_status,
-    _set_retryable,
-    _set_retry_after,
-    _set_source,
-    _set_ambiguous,
-    _set_usage,
-) = _setters(Outcome)
 
 CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 

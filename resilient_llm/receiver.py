@@ -28,8 +28,8 @@ from resilient_llm.streams import AttemptStream, BufferedStream, LibraryErrors, 
 
 if TYPE_CHECKING:
     from resilient_llm.attempt_clock import AttemptClock
-    from resilient_llm.call import Call
-    from resilient_llm.message import Reply
+    from resilient_llm.call import Call, Profile
+    from resilient_llm.message import Reply, Request
     from resilient_llm.providers import Framing
 
 __all__ = ["Receiver"]
@@ -71,17 +71,15 @@ class Receiver:
             return self._relay(reply, attempt, clock, ended)
         if reply.status >= 400:
             raise await self._read_error(reply, attempt)
-        of_model = _is_of_model(attempt)
-        empty = reply.status in (204, 205) and not of_model
+        empty = reply.status in (204, 205) and not _is_of_model(attempt.request, attempt.profile)
         if not 200 <= reply.status < 300 or empty or attempt.request.method == "HEAD":
             return self._relay(reply, attempt, clock)
-        return await self._receive_answer(reply, attempt, clock, _framing(attempt) if of_model else "unknown")
+        return await self._receive_answer(reply, attempt, clock)
 
-    async def _receive_answer(
-        self, reply: Reply, attempt: Call, clock: AttemptClock | None, framing: Framing | None
-    ) -> Reply:
+    async def _receive_answer(self, reply: Reply, attempt: Call, clock: AttemptClock | None) -> Reply:
         """Receive a 2xx by what it says it is, and by what it is where a stream was asked for."""
-        kind, profile = media_type(reply.headers), attempt.profile
+        request, profile = attempt.request, attempt.profile
+        kind, framing = media_type(reply.headers), _framing(request, profile)
         streams = kind == EVENT_STREAM
         if clock is not None:
             clock.replied(streams=streams and framing is not None)
@@ -92,7 +90,7 @@ class Receiver:
             streams = beginning.removeprefix(_BOM).startswith(_FIELDS)
         if streams and not reply.complete and framing is not None:
             return await self._stream(reply, attempt, clock, "events" if framing == "events" else "unknown")
-        if not streams and (attempt.request.method != "POST" or profile.operation in _NO_JSON):
+        if not streams and (request.method != "POST" or profile.operation in _NO_JSON):
             return self._relay(reply, attempt, clock)  # a stored thing, say, that may well hold an error
         # What does not say so must be JSON, or is a page of some proxy's instead of an answer.
         if streams or not kind.startswith(_MEDIA) or is_json(kind):
@@ -125,9 +123,14 @@ class Receiver:
     async def _read_body(
         self, reply: Reply, attempt: Call, clock: AttemptClock | None, framing: Framing | None
     ) -> Reply:
-        body, whole = await self._read(reply, _MAX_JSON_BODY)
-        if not whole:  # too large to look at: the caller reads on
-            return self._relay(reply, attempt, clock)
+        stream = reply.stream
+        body = stream.body(_MAX_JSON_BODY) if isinstance(stream, BufferedStream) else None
+        if body is not None:
+            reply.buffered = True
+        else:
+            body, whole = await self._read(reply, _MAX_JSON_BODY)
+            if not whole:  # too large to look at: the caller reads on
+                return self._relay(reply, attempt, clock)
         operation = attempt.profile.operation
         if operation == _ANYTHING:
             attempt.finish(SUCCESS)
@@ -179,20 +182,18 @@ class Receiver:
         return body, whole
 
 
-def _is_of_model(attempt: Call) -> bool:
+def _is_of_model(request: Request, profile: Profile) -> bool:
     """Tell whether a model is asked, for an answer whose shape is known."""
-    request = attempt.request
     return (
-        request.method == "POST"
-        and attempt.profile.operation in MODEL_OPERATIONS
-        and dialect_for(request).marks_end
+        request.method == "POST" and profile.operation in MODEL_OPERATIONS and dialect_for(request).marks_end
     )
 
 
-def _framing(attempt: Call) -> Framing | None:
-    """Say in what the stream is written that a model was asked for; `None` where none was."""
-    request = attempt.request
-    if attempt.profile.stream:
+def _framing(request: Request, profile: Profile) -> Framing | None:
+    """Say in what the stream is written that was asked for; `None` where none was."""
+    if not _is_of_model(request, profile):
+        return "unknown"
+    if profile.stream:
         return dialect_for(request).framing(request)
     return None if request.json else "unknown"  # what is asked with a body that is not read here
 

@@ -52,6 +52,13 @@ class BufferedStream:
         """Give what was read before, and has not been given since."""
         return self._chunks
 
+    def body(self, limit: int) -> bytes | None:
+        """Give all there is, if it is whole and at most `limit` bytes, as an answer mostly is."""
+        if self._rest is not None:
+            return None
+        body = b"".join(self._chunks)
+        return body if len(body) <= limit else None
+
     def __aiter__(self) -> AsyncIterator[bytes]:
         # No generator: one that is left half way is the garbage collector's to close, in whatever task.
         if self._rest is None:
@@ -106,9 +113,9 @@ async def read_up_to(stream: ByteStream, limit: int) -> tuple[bytes, BufferedStr
     Returns what was read and a stream that gives it again; a longer body is left open, and the
     stream goes on where reading stopped. Raises what the stream raises, after closing it.
     """
-    if isinstance(stream, BufferedStream) and stream.whole:  # as an answer mostly is
-        body = b"".join(stream.chunks)
-        if len(body) <= limit:
+    if isinstance(stream, BufferedStream):
+        body = stream.body(limit)
+        if body is not None:
             return body, stream
     chunks: list[bytes] = []
     size = 0
@@ -122,7 +129,7 @@ async def read_up_to(stream: ByteStream, limit: int) -> tuple[bytes, BufferedStr
     except BaseException:
         await abandon(stream, iterator)
         raise
-    await close(stream, iterator)
+    await stream.aclose()  # the iterator is at its end
     return b"".join(chunks), BufferedStream(chunks)
 
 

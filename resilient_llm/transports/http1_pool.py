@@ -7,6 +7,7 @@ elsewhere.
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 
 from resilient_llm.transports.failures import NetworkError
 from resilient_llm.transports.http1_connection import Connection
@@ -22,8 +23,8 @@ class Pool:
         self._loop = loop
         self._keepalive = keepalive
         self._open: set[Connection] = set()
-        self._idle: dict[Origin, list[Connection]] = {}
-        """The longest idle comes first."""
+        self._idle: dict[Origin, OrderedDict[Connection, None]] = {}
+        """The longest idle comes first; a server that goes may close thousands at once, in any order."""
         self._sweep: asyncio.TimerHandle | None = None
 
     @property
@@ -39,7 +40,7 @@ class Pool:
         """Take an idle connection; `None` where there is none that is fit."""
         idle = self._idle.get(origin)
         while idle:
-            connection = idle.pop()
+            connection, _ = idle.popitem()
             if self._loop.time() - connection.idle_since < self._keepalive and connection.is_fit():
                 return connection
             connection.abort()
@@ -49,28 +50,28 @@ class Pool:
         connection.idle_since = now = self._loop.time()
         idle = self._idle.get(connection.origin)
         if idle is None:
-            idle = self._idle[connection.origin] = []
-        idle.append(connection)
+            idle = self._idle[connection.origin] = OrderedDict()
+        idle[connection] = None
         if self._sweep is None:
             self._sweep = self._loop.call_at(now + self._keepalive, self._close_old)
 
     def _drop(self, connection: Connection) -> None:
         self._open.discard(connection)
         idle = self._idle.get(connection.origin)
-        if idle and connection in idle:
-            idle.remove(connection)
+        if idle:
+            idle.pop(connection, None)
 
     def _close_old(self) -> None:
         """Close what was idle for too long, and come back when the next will have been."""
         self._sweep = None
         now = self._loop.time()
         for origin, idle in list(self._idle.items()):
-            while idle and now - idle[0].idle_since >= self._keepalive:
-                idle.pop(0).abort()
+            while idle and now - next(iter(idle)).idle_since >= self._keepalive:
+                idle.popitem(last=False)[0].abort()
             if not idle:
                 del self._idle[origin]
         if self._idle:
-            oldest = min([idle[0].idle_since for idle in self._idle.values()])
+            oldest = min([next(iter(idle)).idle_since for idle in self._idle.values()])
             self._sweep = self._loop.call_at(oldest + self._keepalive, self._close_old)
 
     def close(self) -> None:

@@ -7,9 +7,11 @@ from typing import Any
 
 import anyio
 import httpx
+import httpx2
 import pytest
 
 import resilient_llm.httpx
+import resilient_llm.httpx2
 from resilient_llm import Bulkhead, Call, CallNext, CircuitBreaker, CircuitState, Deadline, Reply, Retry
 from resilient_llm.streams import BufferedStream
 
@@ -49,6 +51,72 @@ async def test_a_policy_may_answer_by_itself(complete: bool) -> None:
         response = await client.post(URL, json=BODY)
     assert response.json() == {"cached": True}
     assert bulkhead.in_use() == 0
+
+
+class Marked:
+    """A policy of a user's own that adds to the list of a reply's headers, or makes another one."""
+
+    def __init__(self, *, in_place: bool) -> None:
+        self.in_place = in_place
+
+    async def __call__(self, call: Call, call_next: CallNext) -> Reply:
+        """Mark what comes back."""
+        reply = await call_next(call)
+        if self.in_place:
+            reply.headers.append((b"x-mark", b"1"))
+        else:
+            reply.headers = [*reply.headers, (b"x-mark", b"1")]
+        return reply
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("library", [httpx, httpx2], ids=lambda library: library.__name__)
+async def test_headers_that_a_policy_adds_to_a_reply_reach_the_caller(library: Any, in_place: bool) -> None:
+    def respond(_request: object) -> Any:
+        return library.Response(200, headers=[("x-own", "2"), ("X-Own", "3")], json={"id": "chatcmpl-1"})
+
+    door = {httpx: resilient_llm.httpx, httpx2: resilient_llm.httpx2}[library]
+    transport = door.ResilientTransport(library.MockTransport(respond), policies=[Marked(in_place=in_place)])
+    async with library.AsyncClient(transport=transport) as client:
+        response = await client.post(URL, json=BODY)
+    assert response.headers.get_list("x-own") == ["2", "3"]
+    assert response.headers["x-mark"] == "1"
+    assert response.json() == {"id": "chatcmpl-1"}
+
+
+class Moved:
+    """A policy of a user's own that sends every attempt with a header more, to another URL if it has one."""
+
+    def __init__(self, url: str | None) -> None:
+        self.url = url
+
+    async def __call__(self, call: Call, call_next: CallNext) -> Reply:
+        """Change the request."""
+        headers = [*call.request.headers, (b"x-mark", b"1")]
+        call.request = call.request.replace(url=self.url).replace(headers=headers)
+        return await call_next(call)
+
+
+@pytest.mark.parametrize("url", [None, "http://other.example/v1/chat/completions?a=b"])
+@pytest.mark.parametrize("library", [httpx, httpx2], ids=lambda library: library.__name__)
+async def test_a_request_that_a_policy_changes_is_sent_so(library: Any, url: str | None) -> None:
+    seen: list[Any] = []
+
+    def respond(request: Any) -> Any:
+        seen.append(request)
+        return library.Response(200, json={"id": "chatcmpl-1"})
+
+    door = {httpx: resilient_llm.httpx, httpx2: resilient_llm.httpx2}[library]
+    transport = door.ResilientTransport(library.MockTransport(respond), policies=[Moved(url)])
+    async with library.AsyncClient(transport=transport) as client:
+        response = await client.post(URL, json=BODY, extensions={"mine": 1})
+    (sent,) = seen
+    assert str(sent.url) == (URL if url is None else url)
+    assert sent.headers["x-mark"] == "1"
+    assert sent.content == response.request.content
+    assert sent.extensions["mine"] == 1
+    assert "x-mark" not in response.request.headers
+    assert str(response.request.url) == URL
 
 
 @pytest.mark.parametrize("reply", [None, httpx.Response(200)], ids=["nothing", "a response of the library"])

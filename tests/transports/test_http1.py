@@ -122,6 +122,32 @@ async def test_the_connection_used_last_is_used_first() -> None:
         assert used[3] == last
 
 
+async def test_a_connection_that_closes_among_many_idle_ones_is_missed_by_none() -> None:
+    class Made(asyncio.Transport):
+        def write(self, data: bytes | bytearray | memoryview) -> None:
+            """Lose it."""
+
+        def is_closing(self) -> bool:
+            return False
+
+        def abort(self) -> None:
+            """Be closed already."""
+
+    pool, origin = Pool(asyncio.get_running_loop(), 60.0), Origin(False, "127.0.0.1", 1)
+    idle = [pool.new(origin) for _ in range(6)]
+    for connection in idle:
+        connection.connection_made(Made())
+        connection.expect(bodiless=False)
+        connection.send(b"GET / HTTP/1.1\r\n\r\n")
+        connection.data_received(HELLO)
+    for number in (3, 0, 5):
+        idle[number].connection_lost(None)
+    assert pool.in_use == 0
+    assert [pool.take(origin) for _ in range(4)] == [idle[4], idle[2], idle[1], None]
+    assert pool.in_use == 3
+    pool.close()
+
+
 async def test_a_connection_for_each_scheme_host_and_port() -> None:
     async with wire(always) as one, wire(always) as two, transport() as send:
         for _ in range(2):
