@@ -49,6 +49,10 @@ def _serve(path: Path, workers: int | None) -> None:
         from resilient_llm.sidecar.problems import ConfigError  # noqa: PLC0415 - an extra
         from resilient_llm.sidecar.server import configure_logging, run  # noqa: PLC0415 - an extra
         from resilient_llm.sidecar.supervisor import StartError, supervise  # noqa: PLC0415 - an extra
+    if sys.stdout is None:
+        raise click.ClickException(
+            "standard output is closed: the log is written to it; give it a file or a pipe"
+        )
     configure_logging()
     try:
         with needs_extra("sidecar"):

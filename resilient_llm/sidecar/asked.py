@@ -15,6 +15,7 @@ from starlette.types import Scope
 
 from resilient_llm._kept import LONGEST_MODEL
 from resilient_llm.core.json_member import with_member
+from resilient_llm.providers import dialect_for
 from resilient_llm.sidecar.auth import MIN_KEY, keys_in
 from resilient_llm.sidecar.headers import for_provider
 from resilient_llm.sidecar.inbound import Inbound, safe_path, safe_query
@@ -136,9 +137,7 @@ class Asked:
         if not isinstance(model, str) or not model:
             why = "The body has to be a JSON object with a model, a string."
             raise RefusedError(400, "invalid_request_error", why)
-        if len(model) > LONGEST_MODEL:  # it is logged, counted and shown, and the last of them are kept
-            why = f"The model's name is longer than {LONGEST_MODEL} characters."
-            raise RefusedError(400, "invalid_request_error", why)
+        _check_length(model)
         if model not in self._setup.config.models and any(key in model.encode() for key in self._long_keys()):
             # A slip of the client's that would put its key into the log, and tell it to the provider.
             raise RefusedError(400, "invalid_request_error", "The model's name has an API key in it.")
@@ -146,6 +145,10 @@ class Asked:
 
     def _long_keys(self) -> list[bytes]:
         return [key for key in keys_in(self._headers) if len(key) >= MIN_KEY]
+
+    def check_name(self, request: Inbound) -> None:
+        """Make sure that a request to a target by its name asks for no model whose own name has no end."""
+        _check_length(dialect_for(request).profile(request).model or "")
 
     def check_model(self, request: Inbound, tenant: Tenant | None) -> None:
         """Make sure that the tenant may ask for the model, and that the body asks for no other."""
@@ -179,6 +182,12 @@ def deadline_in(first: Mapping[bytes, bytes]) -> float:
     if not 0 < seconds < math.inf:
         raise RefusedError(400, "invalid_timeout", "x-request-timeout has to be seconds above 0.")
     return anyio.current_time() + seconds
+
+
+def _check_length(model: str) -> None:
+    if len(model) > LONGEST_MODEL:  # it is logged, counted and shown, and the last of them are kept
+        why = f"The model's name is longer than {LONGEST_MODEL} characters."
+        raise RefusedError(400, "invalid_request_error", why)
 
 
 def _is_utf8(value: bytes) -> bool:

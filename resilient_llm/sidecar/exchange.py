@@ -139,6 +139,8 @@ class Exchange:
         if for_model:
             entry.model = asked.model(request)
             asked.check_model(request, tenant)
+        else:
+            asked.check_name(request)
         await self._carry(door, request, name, tenant)
 
     async def _carry(

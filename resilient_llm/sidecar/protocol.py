@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import unquote
 
@@ -55,14 +56,17 @@ class GuardedProtocol(HttpToolsProtocol):
     """What is being answered, or was last; others may wait behind it."""
     _left: Callable[[], None] | None = None
     _gone = False
+    _context: Context
+    """What each request begins in: some are begun where another ends, and would go on with its trace."""
     _idle: asyncio.TimerHandle | None = None
     """Looks whether nothing was asked for long, and then again: one for each request would cost each of them."""
     _idle_since: float | None = None
-    """When the last answer ended; what came since of a body that nobody waited for, it does not matter."""
+    """When the last answer ended, whatever has come since of a body that it did not wait for."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for a head."""
         super().connection_made(transport)
+        self._context = copy_context()
         if self.max_connections is not None and len(self.connections) > self.max_connections:
             self._refuse(503, f"{self.max_connections} connections are open")
         else:
@@ -70,11 +74,9 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait no longer, and tell whoever answers."""
-        self._unwatch()
-        if self._sending is not None:
-            self._sending.cancel()
-        if self._idle is not None:
-            self._idle.cancel()
+        for timer in (self._timer, self._sending, self._idle):
+            if timer is not None:
+                timer.cancel()
         answered = self._answered
         if answered is not None and not answered.response_complete:  # uvicorn tells only the last in line
             answered.disconnected = True
@@ -226,7 +228,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def _start(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._idle_since = None
         self._answered = cycle
-        task = self.loop.create_task(cycle.run_asgi(app))
+        task = self.loop.create_task(cycle.run_asgi(app), context=self._context.copy())
         task.add_done_callback(self.tasks.discard)
         self.tasks.add(task)
 
@@ -251,9 +253,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._idle = None
         if self._idle_since is None or self._timer is not None:
             return  # the end of what is being answered begins anew, and a head that has begun has a time of its own
-        left = self._idle_since + self.timeout_keep_alive - self.loop.time()
-        if left > 0:
-            self._idle = self.loop.call_later(left, self._be_idle)
+        if (until := self._idle_since + self.timeout_keep_alive) > self.loop.time():
+            self._idle = self.loop.call_at(until, self._be_idle)
         elif not self.transport.is_closing():
             self.transport.close()
 

@@ -6,6 +6,8 @@ any string a caller likes. What a label is called, and which metric has it, is d
 
 from __future__ import annotations
 
+from resilient_llm._kept import LONGEST_MODEL
+
 __all__ = ["MAX_VALUES", "OTHER", "Labels"]
 
 MAX_VALUES = 100
@@ -13,7 +15,10 @@ OTHER = "other"
 
 
 class Labels:
-    """Let each label have the first `MAX_VALUES` values that come; any further one is `other`."""
+    """Let each label have the first `MAX_VALUES` values that come; any further one is `other`, and so are endless ones.
+
+    Those are the ones longer than any model's name is kept: each is written out many times, once for every bucket.
+    """
 
     __slots__ = ("_values",)
 
@@ -21,11 +26,11 @@ class Labels:
         self._values: dict[str, set[str]] = {}
 
     def bound(self, label: str, value: str) -> str:
-        """Give `value`, or `other` when there have been too many before it."""
+        """Give `value`, or `other` when there have been too many before it, or it is too long."""
         values = self._values.setdefault(label, set())
         if value in values:
             return value
-        if len(values) >= MAX_VALUES:
+        if len(values) >= MAX_VALUES or len(value) > LONGEST_MODEL:
             return OTHER
         values.add(value)
         return value

@@ -11,6 +11,7 @@ from functools import lru_cache
 import aiohttp
 from yarl import URL
 
+from resilient_llm._kept import LONGEST_URL
 from resilient_llm.message import Request
 from resilient_llm.transports import failures
 from resilient_llm.transports.request_head import DROPPED
@@ -24,9 +25,12 @@ class LocalProtocolError(aiohttp.ClientError, failures.LocalProtocolError):
     """A request that cannot be sent as it is."""
 
 
-@lru_cache(maxsize=256)
 def url_of(url: str) -> URL:
     """Give a URL whose path is sent as it stands; raises what aiohttp raises for one that is none."""
+    return _kept(url) if len(url) <= LONGEST_URL else _read(url)
+
+
+def _read(url: str) -> URL:
     shown = url.partition("?")[0].encode("ascii", "backslashreplace").decode()  # a query may hold a key
     if not _URL.fullmatch(url):
         raise aiohttp.InvalidURL(shown, "must be percent-encoded")
@@ -40,6 +44,9 @@ def url_of(url: str) -> URL:
     if not placed:
         raise aiohttp.InvalidURL(shown, "has no host")
     return made
+
+
+_kept = lru_cache(maxsize=256)(_read)
 
 
 def headers_of(request: Request) -> list[tuple[str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
@@ -111,6 +112,21 @@ def test_port_in_use(command: str) -> None:
         result = invoke(command, "--port", str(port))
     assert result.exit_code == 1
     assert result.stderr == f"Error: cannot listen on 127.0.0.1, port {port}: Address already in use\n"
+
+
+def test_serve_without_standard_output_says_that_its_log_needs_one(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.toml"
+    file.write_text('[targets.one]\nurl = "http://one.example/v1"\n')
+    shell = 'exec "$0" -m resilient_llm.cli serve --config "$1" >&-'
+    ended = subprocess.run(
+        ["sh", "-c", shell, sys.executable, str(file)],
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("Error: standard output is closed")
 
 
 def test_address_of_another_machine() -> None:

@@ -168,6 +168,10 @@ _JSON = {
     "a model that is an object": post(b'{"model":{"a":1}}'),
     "a model that is null": post(b'{"model":null}'),
     "a model of nothing": post(b'{"model":""}'),
+    "a model of 100,000 letters": post(b'{"model":"' + b"m" * DEEP + b'","messages":[]}'),
+    "a model of 100,000 letters for a target by its name": post(
+        b'{"model":"' + b"m" * DEEP + b'","messages":[]}'
+    ).replace(b"/v1", b"/main/v1", 1),
     "no model": post(b'{"messages":[]}'),
     "deep JSON": post(b"[" * DEEP * 2),
     "deep JSON inside": post(b'{"model":"m","messages":' + b"[" * DEEP),
@@ -215,7 +219,7 @@ TAKEN: Mapping[str, bytes] = {
     "no numbers": post(b'{"model":"m","messages":[],"a":[NaN,-Infinity,1e400]}'),
     "half a surrogate pair": post(b'{"model":"\\ud800","messages":[{"content":"\\udfff"}]}'),
     "a NUL in JSON": post(b'{"model":"a\\u0000b","messages":[]}'),
-    "a model of 100,000 letters": post(b'{"model":"' + b"m" * DEEP + b'","messages":[]}'),
+    "a model of 256 letters": post(b'{"model":"' + b"m" * 256 + b'","messages":[]}'),
     "JSON that is a little deep": post(b'{"model":"m","messages":' + b"[" * 500 + b"]" * 500 + b"}"),
     "other types than anybody expects": post(
         b'{"model":"m","messages":{"role":5},"tools":7,"max_tokens":"x","stream":"yes","stream_options":3,"n":-1}'

@@ -13,6 +13,7 @@ import anyio
 import httpx2
 import uvicorn
 
+from resilient_llm import Telemetry
 from resilient_llm.message import Headers, Reply, Request
 from resilient_llm.sidecar import Sidecar, parse
 from resilient_llm.sidecar.access_log import JSONFormatter
@@ -144,9 +145,10 @@ async def over_sockets(
     head_timeout: float = 10.0,
     send_timeout: float = 60.0,
     max_connections: int | None = None,
+    telemetry: Telemetry | None = None,
 ) -> AsyncIterator[tuple[str, Sidecar]]:
     """Serve a sidecar as its server does, with its own HTTP client on the other side; give its URL and itself."""
-    sidecar = Sidecar(parse(toml), Http1Transport())
+    sidecar = Sidecar(parse(toml), Http1Transport(), telemetry=telemetry)
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     sock.bind(("127.0.0.1", 0))
     settings = uvicorn.Config(

@@ -148,10 +148,12 @@ async def test_a_long_name_of_a_model_is_no_key() -> None:
 
 
 @pytest.mark.parametrize(("length", "status"), [(256, 200), (257, 400), (1_000_000, 400)])
-async def test_what_a_model_is_called_has_an_end(length: int, status: int) -> None:
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/main/v1/chat/completions"])
+async def test_what_a_model_is_called_has_an_end(path: str, length: int, status: int) -> None:
     provider = FakeProvider()
     with logged() as log:
-        answered = await ask(memory(provider, OPEN), {**ASK, "model": length * "m"})
+        sidecar = memory(provider, f"{OPEN}passthrough = true\n")
+        answered = await ask(sidecar, {**ASK, "model": length * "m"}, path=path)
     assert answered.status == status
     assert len(provider.requests) == (status == 200)
     if status == 400:

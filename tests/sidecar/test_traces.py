@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import anyio
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -9,8 +12,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from resilient_llm import Telemetry
 from resilient_llm.sidecar import Sidecar, parse
-from resilient_llm.testing import FakeProvider, Fault
-from tests.sidecar.support import KEY, MemoryEngine, ask
+from resilient_llm.testing import FakeProvider, Fault, serve_in_thread
+from tests.sidecar.raw import BODY, post
+from tests.sidecar.support import KEY, MemoryEngine, ask, over_sockets
 
 pytestmark = pytest.mark.anyio
 
@@ -48,3 +52,28 @@ async def test_a_clients_trace_goes_on_to_the_provider(monkeypatch: pytest.Monke
     assert "acme" in everything
     assert KEY not in everything
     assert "sk-provider-key" not in everything
+
+
+@pytest.mark.realtime
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_what_comes_next_over_a_connection_is_of_no_trace_that_came_before() -> None:
+    exporter, spans = InMemorySpanExporter(), TracerProvider()
+    spans.add_span_processor(SimpleSpanProcessor(exporter))
+    provider = FakeProvider()
+    traced = post(BODY, b"traceparent: " + f"00-{TRACE}-b7ad6b7169203331-01".encode())
+    large = post(b'{"model": "m", "messages": [{"role": "user", "content": "%s"}]}' % (b"x" * 300_000))
+    with serve_in_thread(provider) as upstream:
+        toml = f'[targets.main]\nurl = "{upstream}/v1"\n'
+        async with over_sockets(toml, telemetry=Telemetry(tracer_provider=spans)) as (url, _sidecar):
+            reader, writer = await asyncio.open_connection(*url.removeprefix("http://").split(":"))
+            writer.write(traced + large + post())  # in line: begun where those before them end
+            for _ in range(3):
+                with anyio.fail_after(60):
+                    await reader.readuntil(b"}}}")
+            writer.write(post())
+            with anyio.fail_after(60):
+                await reader.readuntil(b"}}}")
+            writer.close()
+    traces = [request.headers["traceparent"].split("-")[1] for request in provider.requests]
+    assert traces[0] == TRACE
+    assert len(set(traces)) == 4

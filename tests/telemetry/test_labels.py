@@ -23,3 +23,12 @@ def test_each_label_has_its_own() -> None:
         labels.bound("model", f"m{n}")
     assert labels.bound("model", "one too many") == OTHER
     assert labels.bound("target", "a") == "a"
+
+
+def test_a_value_without_end_is_none_of_them() -> None:
+    labels = Labels()
+    longest = "m" * 256
+    assert labels.bound("model", longest) == longest
+    for n in range(MAX_VALUES):
+        assert labels.bound("model", f"{longest}{n}") == OTHER
+    assert labels.bound("model", "another") == "another"
