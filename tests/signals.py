@@ -133,10 +133,13 @@ class Spans(Sequence[Span]):
                 until = end
         return (span.end - span.start - covered) / 1e9
 
-    def assert_accounted(self, span: Span) -> None:
-        """Check that its children account for a span's time, but for 1 ms or 1 %."""
+    def assert_accounted(self, span: Span, *, stalled: float = 0.0) -> None:
+        """Check that its children account for a span's time, but for 1 ms or 1 %.
+
+        `stalled` is for how many seconds a test in real time was kept from going on.
+        """
         gap = self.uncovered(span)
-        allowed = max(0.001, 0.01 * span.seconds)
+        allowed = max(0.001, 0.01 * span.seconds) + stalled
         listed = "\n".join(
             f"  {(child.start - span.start) / 1e9:.6f} .. {(child.end - span.start) / 1e9:.6f} {child.name}"
             for child in self.children(span)

@@ -11,7 +11,7 @@ import pytest
 from resilient_llm import Limit, RateLimit, RateLimitedError, Telemetry
 from resilient_llm.stores import MemoryStore, RedisStore
 from tests.signals import Recording
-from tests.support import Door, Provider, until
+from tests.support import Door, Provider, stalls, until
 
 pytestmark = pytest.mark.anyio
 
@@ -60,13 +60,13 @@ async def test_a_slow_answer_is_a_span(own_server: Any, make_store: Callable[...
     door = recorded(make_store(own_server), recording, requests_per_minute=1e6)
     await door(tenant="a")
     recording.clear()
-    async with anyio.create_task_group() as group:
+    async with stalls(unless=0.001) as lost, anyio.create_task_group() as group:
         with own_server.frozen():
             group.start_soon(lambda: door(tenant="a"))
             await anyio.sleep(0.1)
     spans = recording.spans
     assert spans.one("store").seconds > 0.01
-    spans.assert_accounted(spans.one("chat"))
+    spans.assert_accounted(spans.one("chat"), stalled=lost.total)
 
 
 async def test_a_wait_is_a_span_and_a_refusal_is_counted_with_its_limit() -> None:

@@ -9,6 +9,7 @@ import pytest
 from resilient_llm import Backoff, Bulkhead, Retry, ambient
 from resilient_llm.testing import FakeModel, FakeProvider, Fault, Latency
 from tests.otlp import Receiver
+from tests.support import stalls
 from tests.telemetry.exporting import exporting_to
 from tests.telemetry.observed import ask, client_of, read_stream
 
@@ -35,8 +36,8 @@ async def leave(client: httpx2.AsyncClient, model: str, after: float) -> None:
         await read_stream(client, model)
 
 
-async def received(pace: float) -> Receiver:
-    """Make calls that end in every way, and give what a collector got of them."""
+async def received(pace: float) -> tuple[Receiver, float]:
+    """Make calls that end in every way, and give what a collector got of them, and by how much the machine was late."""
     answering = FakeModel(latency=Latency(headers=pace, per_token=0.1 * pace))
     silent = FakeModel(latency=Latency(headers=600.0))
     provider = FakeProvider(answering, models={"left before head": silent})
@@ -54,7 +55,7 @@ async def received(pace: float) -> Receiver:
             with ambient(tenant=tenant):
                 await call(client, *args)  # type: ignore[operator]
 
-        async with client, anyio.create_task_group() as tasks:
+        async with stalls(unless=0.001) as lost, client, anyio.create_task_group() as tasks:
             tasks.start_soon(of_tenant, "a", ask, "plain")
             tasks.start_soon(of_tenant, "b", ask, "retried")
             tasks.start_soon(of_tenant, "c", ask, "before")
@@ -67,7 +68,7 @@ async def received(pace: float) -> Receiver:
             tasks.start_soon(of_tenant, "c", leave, "left in queue", 1.4 * pace)
         await anyio.to_thread.run_sync(exporting.flush)
         receiver.wait_for(lambda received: len(received.spans.named("chat")) == 9 and bool(received.points))
-    return receiver
+    return receiver, lost.total
 
 
 def trees_of(receiver: Receiver) -> dict[str, str]:
@@ -80,7 +81,7 @@ def trees_of(receiver: Receiver) -> dict[str, str]:
 
 async def test_the_tree_of_every_call_and_that_it_accounts_for_the_time() -> None:
     for pace in PACES:
-        receiver = await received(pace)
+        receiver, stalled = await received(pace)
         trees = trees_of(receiver)
         if trees == TREES:
             break
@@ -88,7 +89,7 @@ async def test_the_tree_of_every_call_and_that_it_accounts_for_the_time() -> Non
     spans = receiver.spans
     for call in spans.named("chat"):
         assert (call.kind, call.parent_id, call.scope) == ("CLIENT", None, "resilient_llm")
-        spans.assert_accounted(call)
+        spans.assert_accounted(call, stalled=stalled)
     outcomes = {call.name: call.attributes["resilient_llm.outcome"] for call in spans.named("chat")}
     assert {name for name, outcome in outcomes.items() if outcome == "cancelled"} == {
         name for name in outcomes if "left" in name
