@@ -46,10 +46,14 @@ class RateCharge(NamedTuple):
 
 
 class RateLevel(NamedTuple):
-    """Where one bucket stands: `level` is what newcomers find, less than 0 in debt; `pause` is in seconds."""
+    """Where one bucket stands: `level` is what newcomers find, less than 0 in debt; `pause` is in seconds.
+
+    `at` is when, on the store's clock: answers may come in another order than they were given in.
+    """
 
     level: float
     pause: float = 0.0
+    at: float = 0.0
 
 
 class RateDecision(NamedTuple):
@@ -236,7 +240,7 @@ class RateLedger:
 
 
 def _level(capacity: float, bucket: _Bucket, now: float) -> RateLevel:
-    return RateLevel(capacity - bucket.missing - bucket.line, max(0.0, bucket.paused - now))
+    return RateLevel(capacity - bucket.missing - bucket.line, max(0.0, bucket.paused - now), bucket.updated)
 
 
 def _wait(charge: RateCharge, bucket: _Bucket, now: float) -> float:

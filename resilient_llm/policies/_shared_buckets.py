@@ -5,6 +5,7 @@ What is taken of them, and when, must not enter here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["BucketView", "SharedBuckets", "SharedTake"]
 
+_LATE = 60.0
+"""Seconds by which no answer comes late: what is older still comes of a store's clock that was put right."""
+
 
 class BucketView(TokenBucket):
     """What is known of a bucket in the store: `level` is what it said last, refilled since.
@@ -27,15 +31,24 @@ class BucketView(TokenBucket):
     `pending` is what was taken of the view for requests that are on their way.
     """
 
-    __slots__ = ("heard_at", "pending")
+    __slots__ = ("_as_of", "heard_at", "pending")
 
     def __init__(self, capacity: float, rate: float, now: float) -> None:
         super().__init__(capacity, rate, now)
         self.pending = 0.0
         self.heard_at = now
+        self._as_of = -math.inf
 
-    def hear(self, level: RateLevel, now: float) -> None:
-        """Take over what the store says."""
+    def hear(self, level: RateLevel, now: float, *, answered: float = 0.0) -> None:
+        """Take over what the store says, unless something newer was heard meanwhile.
+
+        It may be the answer to a request that was on its way until now, for the amount `answered`.
+        """
+        if self._as_of - _LATE < level.at < self._as_of:
+            # What was newer knew of it already, and it was taken off once more as long as it was on its way.
+            self._set(min(self.capacity, self.level(now) + answered), now)
+            return
+        self._as_of = level.at
         self._set(level.level - self.pending, now)
         self._paused_until = now + level.pause
         self.heard_at = now
@@ -87,6 +100,16 @@ class SharedTake:
             if actual != charge.amount:
                 views.append(view)
                 changes.append(Change(charge.key, charge.capacity, charge.rate, charge.amount - actual))
+        return views, changes
+
+    def freed(self, held: Sequence[float]) -> tuple[list[BucketView], list[Change]]:
+        """Say of which places to tell the store that they are given up, and in which views."""
+        views: list[BucketView] = []
+        changes: list[Change] = []
+        for view, charge, amount in zip(self.views, self.charges, held, strict=True):
+            if amount:
+                views.append(view)
+                changes.append(Change(charge.key, charge.capacity, charge.rate, freed=amount))
         return views, changes
 
     def lowered(

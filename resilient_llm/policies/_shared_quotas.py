@@ -18,6 +18,7 @@ from resilient_llm.core.quota import Reservation
 from resilient_llm.core.rate_queue import Delay
 from resilient_llm.core.shared_rate import Change, RateDecision, RateLevel, TakeMode, Verdict
 from resilient_llm.errors import ConfigurationError, CostExceedsCapacityError, StoreUnavailableError
+from resilient_llm.policies._places import Places
 from resilient_llm.policies._quotas import QuotaSet
 from resilient_llm.policies._shared_buckets import BucketView, SharedBuckets, SharedTake
 from resilient_llm.policies._store_events import tell_store
@@ -45,8 +46,8 @@ class SharedQuotas:
 
     A call that would pass by the view asks the store, once. Where that refuses, it keeps a place in line there, one
     call of a tenant at a time in each lane, comes back when it is its turn, and runs; the others wait in the waiting
-    room by the view, which counts the places kept by all processes. What exceeds the wait allowed is refused, by the
-    view while that is fresh.
+    room by the view, which counts the places kept by all processes. Nobody waits by the view alone: others may have
+    given back what it knows nothing of. What exceeds the wait allowed is refused, by the view while that is fresh.
     """
 
     def __init__(
@@ -75,11 +76,11 @@ class SharedQuotas:
         self._borrow = borrow
         self._dry_run = dry_run
         self._buckets = SharedBuckets(name, quotas)
-        self._places: set[tuple[Hashable, str | None]] = set()
+        self._places = Places()
 
     def forget(self) -> None:
         """Start afresh in another event loop."""
-        self._places.clear()
+        self._places.forget()
         self._buckets.forget()
 
     async def take(self, call: Call, reservation: Reservation, now: float) -> SharedTake | None:
@@ -102,7 +103,7 @@ class SharedQuotas:
                 error = self.guard.error(f"not asked for another {wait:.3g} s, since it failed")
                 return await self._take_alone(call, take, reservation, now, error)
             if len(self._waiters.queue) or not reservation.take_at_once(now):
-                if self._by_hearsay(call, take, reservation, now):
+                if self._is_worth_asking(call, take, reservation, now):
                     reservation.take(now)
                 elif not await self._wait(call, reservation, now, since=now):
                     return await self._take_alone(call, take, reservation, now, self.guard.ended_error())
@@ -135,27 +136,29 @@ class SharedQuotas:
             return None
         return self._quotas.oversized(take.of_the_whole(now), now, borrow=self._borrow, name=self._name)
 
-    def _by_hearsay(self, call: Call, take: SharedTake, reservation: Reservation, now: float) -> bool:
-        """Tell whether only what was heard too long ago would have a call refused."""
+    def _is_worth_asking(self, call: Call, take: SharedTake, reservation: Reservation, now: float) -> bool:
+        """Tell whether to ask for a call that cannot pass by the view: it may be out of date, and keeps no place."""
         if len(self._waiters.queue):
             return False
         delay = self._waiters.delay(call, reservation, now)
-        too_long = now + delay.seconds > self._waiters.deadline(call, now)
-        return too_long and now - take.views[delay.charge].heard_at > _FRESH
+        if now + delay.seconds > self._waiters.deadline(call, now):
+            return now - take.views[delay.charge].heard_at > _FRESH
+        return self._place(call) not in self._places
+
+    def _place(self, call: Call) -> Hashable:
+        return self._quotas.lane(call), call.tenant
 
     async def _take(
         self, call: Call, take: SharedTake, reservation: Reservation, arrived: float
     ) -> SharedTake:
         """Ask the store for what was taken of the view, and again when it is its turn."""
-        place = (self._quotas.lane(call), call.tenant)
+        place = self._place(call)
         deadline = self._waiters.deadline(call, arrived)
         keeps = False
         try:
             while True:
                 now = call.loop.time()
-                if not keeps and place not in self._places:
-                    self._places.add(place)
-                    keeps = True
+                keeps = keeps or self._places.keep(place)
                 try:
                     decision = await self._ask(
                         take, reservation, max(0.0, deadline - now) + _SLACK, "h" if keeps else "n", call
@@ -172,13 +175,13 @@ class SharedQuotas:
                         call, reservation, now, Delay(decision.wait, decision.limiting)
                     )
                 if decision.verdict is Verdict.HELD:
-                    await self._sleep(call, take, decision)
+                    await self._sleep(call, take, reservation, decision)
                     reservation.take(call.loop.time())
                 elif not await self._wait(call, reservation, now, since=arrived):
                     return await self._take_alone(call, take, reservation, arrived, self.guard.ended_error())
         finally:
             if keeps:
-                self._places.discard(place)
+                self._places.leave(place)
 
     async def _wait(self, call: Call, reservation: Reservation, now: float, *, since: float) -> bool:
         """Wait in the process's line, and take what is needed of the view; `False` when the store is closed before."""
@@ -195,7 +198,13 @@ class SharedQuotas:
         decision = None
         since = call.loop.time()
         try:
-            decision = await self._rates.take(take.account, take.charges, most_wait=most_wait, mode=mode)
+            decision = await self._rates.take(
+                take.account,
+                take.charges,
+                most_wait=most_wait,
+                mode=mode,
+                undone=partial(self._hear_later, call, reservation, take.views),
+            )
         finally:
             for view, charge in zip(take.views, take.charges, strict=True):
                 view.pending -= charge.amount
@@ -203,25 +212,26 @@ class SharedQuotas:
                 reservation.cancel(call.loop.time())
             call.telemetry.step(call, "store", since=since)
         self._restore(call)
-        self._hear(take.views, decision.levels, call.loop.time())
+        self._hear(take.views, decision.levels, call.loop.time(), [charge.amount for charge in take.charges])
         return decision
 
-    async def _sleep(self, call: Call, take: SharedTake, decision: RateDecision) -> None:
+    async def _sleep(
+        self, call: Call, take: SharedTake, reservation: Reservation, decision: RateDecision
+    ) -> None:
         """Wait for its turn, which is exact; cancelled, or when the store is closed, it gives its place up."""
         since = call.loop.time()
         outcome: WaitOutcome = "cancelled"
         scope = anyio.CancelScope()
 
         def give_up() -> None:
-            freed = zip(take.charges, decision.held, strict=True)
-            self._rates.settle(
-                take.account, [Change(c.key, c.capacity, c.rate, 0.0, held) for c, held in freed if held]
-            )
+            views, freed = take.freed(decision.held)
+            if freed:
+                self._rates.settle(take.account, freed, partial(self._hear_later, call, reservation, views))
             scope.cancel()
 
         try:
             with scope, self.guard.until_ended(give_up):
-                await anyio.sleep(decision.again)
+                await self._places.sleep(take.views, decision.again, call.loop.time)
             outcome = "acquired"
         except BaseException:
             if not scope.cancel_called:
@@ -297,9 +307,16 @@ class SharedQuotas:
             self._buckets.divide_by(1, now)
             self._waiters.give_back(call.tenant, now)
 
-    def _hear(self, views: Sequence[BucketView], levels: Sequence[RateLevel], now: float) -> None:
-        for view, level in zip(views, levels, strict=True):
-            view.hear(level, now)
+    def _hear(
+        self,
+        views: Sequence[BucketView],
+        levels: Sequence[RateLevel],
+        now: float,
+        answered: Sequence[float] | None = None,
+    ) -> None:
+        for view, level, amount in zip(views, levels, answered or [0.0] * len(views), strict=True):
+            view.hear(level, now, answered=amount)
+        self._places.hear(views, now)
 
     def _hear_later(
         self,

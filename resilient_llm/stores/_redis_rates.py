@@ -41,11 +41,17 @@ class RedisRates:
         self._kept: dict[tuple[Word, ...], tuple[Request, Sequence[Change]]] = {}
 
     async def take(
-        self, account: str, charges: Sequence[RateCharge], *, most_wait: float = 0.0, mode: TakeMode = "n"
+        self,
+        account: str,
+        charges: Sequence[RateCharge],
+        *,
+        most_wait: float = 0.0,
+        mode: TakeMode = "n",
+        undone: HearLevels | None = None,
     ) -> RateDecision:
         """Take all that a call needs, or nothing, in one round trip.
 
-        What is granted to a caller that has gone, or whose time was up, is given back.
+        What is granted to a caller that has gone, or whose time was up, is given back, which `undone` hears of.
         """
         numbers: list[float] = [most_wait]
         for _, capacity, rate, amount, own, held in charges:
@@ -54,7 +60,7 @@ class RedisRates:
             self._take,
             self._keys(account, charges),
             (_doubles(len(numbers)).pack(*numbers), _MODES[mode], *self._time()),
-            orphan=partial(self._undo, account, charges),
+            orphan=partial(self._undo, account, charges, undone),
         )
         return _decision(reply, len(charges))
 
@@ -116,7 +122,9 @@ class RedisRates:
     def _time(self) -> tuple[Word, ...]:
         return () if self._clock is None else (repr(self._clock()),)
 
-    def _undo(self, account: str, charges: Sequence[RateCharge], reply: Reply) -> None:
+    def _undo(
+        self, account: str, charges: Sequence[RateCharge], undone: HearLevels | None, reply: Reply
+    ) -> None:
         decision = _decision(reply, len(charges))
         taken = decision.verdict is Verdict.TAKEN
         if decision.verdict is not Verdict.REFUSED:
@@ -126,18 +134,19 @@ class RedisRates:
                     Change(charge.key, charge.capacity, charge.rate, charge.amount if taken else 0.0, held)
                     for charge, held in zip(charges, decision.held, strict=True)
                 ],
+                undone,
             )
 
 
 def _decision(reply: Reply, count: int) -> RateDecision:
-    numbers = _doubles(3 + 4 * count).unpack(reply)
+    numbers = _doubles(3 + 5 * count).unpack(reply)
     return RateDecision(
         _VERDICTS[int(numbers[0])],
         numbers[1],
         numbers[2],
-        list(map(RateLevel, numbers[3::4], numbers[4::4])),
-        numbers[5::4],
-        numbers[6::4],
+        list(map(RateLevel, numbers[3::5], numbers[4::5], numbers[5::5])),
+        numbers[6::5],
+        numbers[7::5],
     )
 
 
@@ -151,4 +160,4 @@ def _hears(heard: HearLevels) -> Callable[[Reply], None]:
 
 def _levels(reply: Reply) -> list[RateLevel]:
     numbers = _doubles(len(reply) // 8).unpack(reply)
-    return [RateLevel(level, pause) for level, pause in zip(numbers[::2], numbers[1::2], strict=True)]
+    return list(map(RateLevel, numbers[::3], numbers[1::3], numbers[2::3]))

@@ -45,7 +45,13 @@ class MemoryRates:
         self.ledger = RateLedger()
 
     async def take(
-        self, account: str, charges: Sequence[RateCharge], *, most_wait: float = 0.0, mode: TakeMode = "n"
+        self,
+        account: str,
+        charges: Sequence[RateCharge],
+        *,
+        most_wait: float = 0.0,
+        mode: TakeMode = "n",
+        undone: HearLevels | None = None,  # noqa: ARG002 - nothing ever has to be
     ) -> RateDecision:
         """Take all that a call needs, or nothing; without ever yielding to another task."""
         named = [charge._replace(key=f"{account}:{charge.key}") for charge in charges]

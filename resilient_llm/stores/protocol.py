@@ -56,12 +56,18 @@ class Rates(Protocol):
     """
 
     async def take(
-        self, account: str, charges: Sequence[RateCharge], *, most_wait: float = 0.0, mode: TakeMode = "n"
+        self,
+        account: str,
+        charges: Sequence[RateCharge],
+        *,
+        most_wait: float = 0.0,
+        mode: TakeMode = "n",
+        undone: HearLevels | None = None,
     ) -> RateDecision:
         """Take all that a call needs, or nothing.
 
-        Cancelled, it leaves nothing taken and nothing held. Raises `StoreUnavailableError`, within the store's
-        timeout.
+        Cancelled, it leaves nothing taken and nothing held; where the store has to be told so, `undone` hears of it.
+        Raises `StoreUnavailableError`, within the store's timeout.
         """
         ...
 

@@ -300,9 +300,8 @@ async def test_cancelled_at_any_moment_nothing_stays_taken_or_held(server: Any, 
     for turn in range(80):
         with anyio.move_on_after(turn % 20 * 5e-4):
             await limited(tenant="a")
-    # Seldom, on a busy machine, one is missing here that comes back only as time goes by, in 100 s: not understood yet.
     while len(upstream.attempts) < 20:
-        with anyio.move_on_after(1):
+        with anyio.fail_after(A_HANG):  # what seems to be missing would come back in 100 s
             await limited(tenant="a")
     for turn in range(20):
         with anyio.move_on_after(turn * 5e-4):

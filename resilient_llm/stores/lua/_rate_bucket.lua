@@ -42,6 +42,12 @@ local function read(raw, rate, clock)
   return bucket
 end
 
+-- Say where a bucket stands: its level for newcomers, seconds its pause lasts, and when that was so.
+local function standing(bucket, capacity, clock)
+  return struct.pack('<ddd', capacity - bucket.missing - bucket.held - bucket.older,
+    math.max(0, bucket.paused - clock), math.max(clock, bucket.updated or 0))
+end
+
 local function write(key, bucket, clock)
   local idle = math.max(bucket.missing / bucket.rate, bucket.paused - clock)
   if bucket.held > 0 then idle = math.max(idle, bucket.held_until - clock) end

@@ -13,7 +13,6 @@ for i = 1, #KEYS do
   bucket.missing = math.max(bucket.missing, math.min(capacity - level, 2 * capacity))
   if pause > 0 then bucket.paused = math.max(bucket.paused, clock + pause) end
   write(KEYS[i], bucket, clock)
-  reply[i] = struct.pack('<dd', capacity - bucket.missing - bucket.held - bucket.older,
-    math.max(0, bucket.paused - clock))
+  reply[i] = standing(bucket, capacity, clock)
 end
 return table.concat(reply)

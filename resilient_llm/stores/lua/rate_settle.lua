@@ -2,7 +2,7 @@
 --
 -- KEYS: one per bucket. ARGV: for each bucket four doubles (capacity, rate per second, what is given back, or below 0
 -- what is charged, and what is held no longer); the time, if it is not the server's.
--- Reply: for each bucket two doubles: its level for newcomers, and seconds its pause lasts.
+-- Reply: for each bucket three doubles: its level for newcomers, seconds its pause lasts, and when that was so.
 local clock = now(ARGV[2])
 local raw = redis.call('MGET', unpack(KEYS))
 local reply = {}
@@ -19,7 +19,6 @@ for i = 1, #KEYS do
   end
   free(bucket, freed)
   write(KEYS[i], bucket, clock)
-  reply[i] = struct.pack('<dd', capacity - bucket.missing - bucket.held - bucket.older,
-    math.max(0, bucket.paused - clock))
+  reply[i] = standing(bucket, capacity, clock)
 end
 return table.concat(reply)

@@ -4,7 +4,8 @@
 -- this caller has held there since its last try, and 1 if only one tenant draws on it, else 0); the mode ("n": take or
 -- refuse, "h": or keep a place, "d": take now, into debt); the time, if it is not the server's.
 -- Reply: doubles: 1 taken, 2 place kept, 0 neither; seconds until it may be taken; seconds until to ask again; then
--- for each bucket its level for newcomers, seconds its pause lasts, seconds this call waits for it, and what it holds.
+-- for each bucket its level for newcomers, seconds its pause lasts, when that was so, seconds this call waits for it,
+-- and what it holds.
 local most_wait, at = struct.unpack('<d', ARGV[1])
 local mode = ARGV[2]
 local clock = now(ARGV[3])
@@ -60,7 +61,6 @@ for i = 1, #KEYS do
   if verdict > 0 or bucket.mine > 0 then
     write(KEYS[i], bucket, clock)
   end
-  reply[i] = struct.pack('<dddd', bucket.capacity - bucket.missing - bucket.held - bucket.older,
-    math.max(0, bucket.paused - clock), waits[i], keep)
+  reply[i] = standing(bucket, bucket.capacity, clock) .. struct.pack('<dd', waits[i], keep)
 end
 return struct.pack('<ddd', verdict, wait, again) .. table.concat(reply)
