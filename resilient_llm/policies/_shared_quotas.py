@@ -209,10 +209,13 @@ class SharedQuotas:
             for view, charge in zip(take.views, take.charges, strict=True):
                 view.pending -= charge.amount
             if decision is None:
-                reservation.cancel(call.loop.time())
+                now = call.loop.time()
+                reservation.cancel(now)
+                self._waiters.give_back(call.tenant, now, reservation)
             call.telemetry.step(call, "store", since=since)
         self._restore(call)
-        self._hear(take.views, decision.levels, call.loop.time(), [charge.amount for charge in take.charges])
+        answered = [charge.amount for charge in take.charges]
+        self._hear(call, reservation, take.views, decision.levels, answered)
         return decision
 
     async def _sleep(
@@ -309,14 +312,18 @@ class SharedQuotas:
 
     def _hear(
         self,
+        call: Call,
+        reservation: Reservation,
         views: Sequence[BucketView],
         levels: Sequence[RateLevel],
-        now: float,
-        answered: Sequence[float] | None = None,
+        answered: Sequence[float],
     ) -> None:
-        for view, level, amount in zip(views, levels, answered or [0.0] * len(views), strict=True):
+        """Hear where buckets stand, and let those go on who can by that."""
+        now = call.loop.time()
+        for view, level, amount in zip(views, levels, answered, strict=True):
             view.hear(level, now, answered=amount)
         self._places.hear(views, now)
+        self._waiters.give_back(call.tenant, now, reservation)
 
     def _hear_later(
         self,
@@ -325,8 +332,6 @@ class SharedQuotas:
         views: Sequence[BucketView],
         levels: Sequence[RateLevel],
     ) -> None:
-        """Hear what came of something told to the store, and wake who can go on by it."""
-        now = call.loop.time()
+        """Hear what came of something told to the store."""
         self._restore(call)
-        self._hear(views, levels, now)
-        self._waiters.give_back(call.tenant, now, reservation)
+        self._hear(call, reservation, views, levels, [0.0] * len(views))

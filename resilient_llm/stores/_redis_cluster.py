@@ -75,9 +75,10 @@ class ClusterRunner:
         *,
         orphan: Callable[[Reply], None] | None = None,
         unknown: Callable[[BaseException], None] | None = None,
+        never: Callable[[], None] | None = None,
     ) -> Reply:
         """Run a script on the server that keeps its keys; see `ScriptRunner.run`."""
-        return await self._at(keys).run(script, keys, args, orphan=orphan, unknown=unknown)
+        return await self._at(keys).run(script, keys, args, orphan=orphan, unknown=unknown, never=never)
 
     async def command(self, *words: Word, orphan: Callable[[Reply], None] | None = None) -> Reply:
         """Run one command on the server that keeps its first key."""

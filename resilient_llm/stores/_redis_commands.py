@@ -59,7 +59,7 @@ class Request:
 
     What is not yet `sent` may be changed. One that may or may not have been carried out is sent again with the words
     `again`, where that does no harm, until `worth_until` in the event loop's time; for one that somebody waits for
-    `unknown` is called instead.
+    `unknown` is called instead, and `never` where it certainly was not, and will not be.
     """
 
     __slots__ = (
@@ -68,6 +68,7 @@ class Request:
         "expires",
         "future",
         "heard",
+        "never",
         "script",
         "sent",
         "unknown",
@@ -88,6 +89,7 @@ class Request:
         self.again: Sequence[Word] | None = None
         self.worth_until = -math.inf
         self.unknown: Callable[[BaseException], None] | None = None
+        self.never: Callable[[], None] | None = None
 
     def command(self, *, by_source: bool = False) -> Sequence[Word]:
         """Give the words to send; a script by its SHA-1, or in full."""

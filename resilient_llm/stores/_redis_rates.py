@@ -51,7 +51,8 @@ class RedisRates:
     ) -> RateDecision:
         """Take all that a call needs, or nothing, in one round trip.
 
-        What is granted to a caller that has gone, or whose time was up, is given back, which `undone` hears of.
+        What is granted to a caller that has gone, or whose time was up, is given back, and a place is given up that it
+        came back for in vain; `undone` hears of either.
         """
         numbers: list[float] = [most_wait]
         for _, capacity, rate, amount, own, held in charges:
@@ -61,6 +62,9 @@ class RedisRates:
             self._keys(account, charges),
             (_doubles(len(numbers)).pack(*numbers), _MODES[mode], *self._time()),
             orphan=partial(self._undo, account, charges, undone),
+            never=partial(self._leave, account, charges, undone)
+            if any(each.held for each in charges)
+            else None,
         )
         return _decision(reply, len(charges))
 
@@ -136,6 +140,10 @@ class RedisRates:
                 ],
                 undone,
             )
+
+    def _leave(self, account: str, charges: Sequence[RateCharge], undone: HearLevels | None) -> None:
+        changes = [Change(each.key, each.capacity, each.rate, freed=each.held) for each in charges]
+        self.settle(account, changes, undone)
 
 
 def _decision(reply: Reply, count: int) -> RateDecision:

@@ -94,18 +94,23 @@ class ScriptRunner:
         *,
         orphan: Callable[[Reply], None] | None = None,
         unknown: Callable[[BaseException], None] | None = None,
+        never: Callable[[], None] | None = None,
     ) -> Reply:
         """Run a script and return its reply, within the store's timeout.
 
         When the caller is cancelled or does not wait any longer, a request that is not yet sent never will be;
         the reply to one that is goes to `orphan`, which undoes what it granted. `unknown` is called when nobody can
-        say whether it was carried out, since the connection broke.
+        say whether it was carried out, since the connection broke; `never` when it was not, and will not be.
 
         Raises `StoreUnavailableError`, at once while the store is given up on and when it has been closed.
         """
         request = Request((len(keys), *keys, *args), script, orphan)
-        request.unknown = unknown
-        return await self._ask(request)
+        request.unknown, request.never = unknown, never
+        try:
+            return await self._ask(request)
+        finally:
+            if not request.sent and never is not None:
+                never()
 
     async def command(self, *words: Word, orphan: Callable[[Reply], None] | None = None) -> Reply:
         """Run one command, such as `"GET", key`, as `run` does a script."""

@@ -200,6 +200,7 @@ class Sender:
         while self.asked and len(batch) < _MOST:
             request = self.asked.popleft()
             if request.future is not None and not request.future.done():
+                request.sent = True
                 batch.append(request)
         if self._guard.well or not batch:
             while self.told and len(batch) < _MOST:
@@ -225,8 +226,8 @@ class Sender:
             failure = describe(reply)
             self._refuses = self._refuses or refuses_writes(reply)
         future = request.future
-        if failure and future is not None and request.unknown is not None and is_unknown(reply):
-            hand_over(request.unknown, reply)
+        if failure and future is not None:
+            self._tell_fate(request, reply)
         if future is None or future.done():
             if not failure:
                 if request.heard is not None:
@@ -244,6 +245,14 @@ class Sender:
         else:
             future.set_result(reply)
         return failure
+
+    def _tell_fate(self, request: Request, error: BaseException) -> None:
+        """Say of a request that failed whether it was carried out, where that is known and somebody cares."""
+        unknown, never = request.unknown, request.never
+        if unknown is not None and is_unknown(error):
+            hand_over(unknown, error)
+        if never is not None and never_executed(error):
+            hand_over(lambda _: never(), error)
 
     def _judge(self, admission: Admission, failure: str, *, proof: bool) -> None:
         """Let the guard hear what a reply says of the server."""

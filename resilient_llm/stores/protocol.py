@@ -66,8 +66,8 @@ class Rates(Protocol):
     ) -> RateDecision:
         """Take all that a call needs, or nothing.
 
-        Cancelled, it leaves nothing taken and nothing held; where the store has to be told so, `undone` hears of it.
-        Raises `StoreUnavailableError`, within the store's timeout.
+        Cancelled, it leaves nothing taken and nothing held, nor what the charges say was held before; where the store
+        has to be told so, `undone` hears of it. Raises `StoreUnavailableError`, within the store's timeout.
         """
         ...
 

@@ -168,6 +168,40 @@ async def test_red_05_with_the_clock_of_clients_a_step_back_mints_nothing(
     assert await left(store, charge) == pytest.approx(5, abs=0.1 * (time.perf_counter() - began) + 0.001)
 
 
+async def test_who_comes_back_for_a_place_and_never_gets_through_gives_it_up(
+    own_server: Any, make_store: Make
+) -> None:
+    store = make_store(own_server, timeout=0.5)
+    one = RateCharge("k", 1.0, 1e-6, 1.0, own=True)
+
+    async def back() -> RateCharge:
+        """Take a place in line, and give what says that it is come back for."""
+        decision = await store.rates.take("account", [one], most_wait=1e9, mode="h")
+        assert decision.verdict is Verdict.HELD
+        return one._replace(held=decision.held[0])
+
+    async def none_is_kept() -> bool:
+        try:
+            return await left(store, one) > -0.5
+        except StoreUnavailableError:
+            return False
+
+    assert await taken(store, one)
+    with anyio.CancelScope() as scope:
+        again = await back()
+        scope.cancel()
+        await store.rates.take("account", [again], most_wait=1e9, mode="h")
+    await until(none_is_kept)
+    again = await back()
+    with own_server.frozen():
+        for _ in range(5):  # the first are on their way, the others are not, and then it is given up on
+            with pytest.raises(StoreUnavailableError):
+                await store.rates.take("account", [one._replace(amount=0.0)])
+        with pytest.raises(StoreUnavailableError):
+            await store.rates.take("account", [again], most_wait=1e9, mode="h")
+    await until(none_is_kept)
+
+
 async def test_red_07_a_cancelled_command_leaves_nobody_the_reply_of_another(
     server: Any, make_store: Make
 ) -> None:

@@ -1,0 +1,194 @@
+"""A store whose answers overtake one another, and callers that come, wait and go as they like: what is left is found.
+
+Nothing refills while it lasts. A process that goes by an answer that something later has made untrue, or that hears of
+something nobody told it of, waits for what is there all the time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+from collections.abc import Sequence
+
+import anyio
+from anyio.abc import TaskGroup
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from resilient_llm import AttemptError, RateLimit
+from resilient_llm.core.shared_rate import Change, RateCharge, RateDecision, RateLedger, TakeMode, Verdict
+from resilient_llm.outcome import Outcome
+from resilient_llm.outcome import Verdict as Ending
+from resilient_llm.stores.guard import StoreGuard
+from resilient_llm.stores.protocol import HearLevels
+from resilient_llm.testing import run_virtual
+from tests.support import Door, Provider
+
+UNREACHABLE = Outcome(verdict=Ending.FAILURE, error_type="connection_error", retryable=True)
+"""Never sent, so that what was taken for it is given back."""
+
+DAYS = 1e6
+"""Seconds in which one more comes back."""
+
+
+class SlowStore:
+    """A store whose requests and answers take their time, and overtake one another."""
+
+    processes = 1
+
+    def __init__(self, tasks: TaskGroup, rng: random.Random) -> None:
+        self.guard = StoreGuard("slow", "closed")
+        self.rates = self
+        self.ledger = RateLedger()
+        self.tasks = tasks
+        self.rng = rng
+
+    async def aclose(self) -> None:
+        """Close nothing."""
+
+    async def pass_on(self) -> None:
+        """Take the time that something is on its way."""
+        await anyio.sleep(self.rng.random() * 0.01)
+
+    async def take(
+        self,
+        _account: str,
+        charges: Sequence[RateCharge],
+        *,
+        most_wait: float = 0.0,
+        mode: TakeMode = "n",
+        undone: HearLevels | None = None,
+    ) -> RateDecision:
+        try:
+            await self.pass_on()
+        except BaseException:  # it never came there, and so is told that nobody comes back for what was held
+            self.settle("", [Change(*each[:3], freed=each.held) for each in charges], undone)
+            raise
+        decision = self.ledger.take(charges, anyio.current_time(), most_wait=most_wait, mode=mode)
+        try:
+            await self.pass_on()
+        except BaseException:
+            taken = decision.verdict is Verdict.TAKEN
+            undo = [
+                Change(each.key, each.capacity, each.rate, each.amount if taken else 0.0, held)
+                for each, held in zip(charges, decision.held, strict=True)
+            ]
+            if decision.verdict is not Verdict.REFUSED:
+                self.settle("", undo, undone)
+            raise
+        return decision
+
+    def settle(self, _account: str, changes: Sequence[Change], heard: HearLevels | None = None) -> None:
+        async def tell() -> None:
+            await self.pass_on()
+            levels = self.ledger.settle(changes, anyio.current_time())
+            await self.pass_on()
+            if heard is not None:
+                heard(levels)
+
+        self.tasks.start_soon(tell)
+
+    def lower(self, *_ignored: object, **_also: object) -> None:
+        raise NotImplementedError
+
+    def left(self) -> float:
+        """Give what remains for newcomers."""
+        look = RateCharge("tenant:requests:a", 3.0, 1 / DAYS, 0.0)
+        return self.ledger.take([look], anyio.current_time()).levels[0].level
+
+    def held(self) -> float:
+        """Give what is held for those who keep places."""
+        bucket = self.ledger._buckets.get("tenant:requests:a")
+        return 0.0 if bucket is None else bucket.line
+
+
+def _limit(store: SlowStore) -> RateLimit:
+    return RateLimit(store=store, requests_per_minute=60 / DAYS, window=3 * DAYS, max_wait=1_000 * DAYS)
+
+
+@settings(max_examples=200)
+@given(
+    seed=st.integers(0, 2**32),
+    processes=st.integers(1, 3),
+    calls=st.integers(1, 25),
+    cancelled=st.sampled_from([0.3, 0.8]),
+    failed=st.sampled_from([0.0, 0.5]),
+)
+def test_who_comes_when_all_is_quiet_finds_what_is_left(
+    seed: int, processes: int, calls: int, cancelled: float, failed: float
+) -> None:
+    async def main() -> None:
+        rng = random.Random(seed)
+        upstreams: list[Provider] = []
+        doors: list[Door] = []
+
+        async def call() -> None:
+            await anyio.sleep(rng.random() * 0.2)
+            with (
+                contextlib.suppress(AttemptError),
+                anyio.move_on_after(rng.random() * 0.03 if rng.random() < cancelled else 0.5),
+            ):
+                await rng.choice(doors)(tenant="a")
+
+        async with anyio.create_task_group() as background:
+            store = SlowStore(background, rng)
+            for _ in range(processes):
+                script = [
+                    UNREACHABLE if rng.random() < failed else Outcome(verdict=Ending.SUCCESS)
+                    for _ in range(99)
+                ]
+                upstreams.append(Provider(*script))
+                doors.append(Door(_limit(store), provider=upstreams[-1]))
+            async with anyio.create_task_group() as tasks:
+                for _ in range(calls):
+                    tasks.start_soon(call)
+            await anyio.sleep(1)  # for what is still under way
+            left = store.left()
+            assert left > -1e-3, "a place is still held"
+            for upstream in upstreams:
+                upstream.script.clear()
+            for _ in range(math.floor(left + 1e-3)):
+                with anyio.fail_after(1):
+                    await rng.choice(doors)(tenant="a")
+            with anyio.move_on_after(1) as waits:
+                await rng.choice(doors)(tenant="a")
+            assert waits.cancelled_caught, "nothing is left"
+
+    run_virtual(main)
+
+
+@settings(max_examples=200)
+@given(seed=st.integers(0, 2**32), calls=st.integers(4, 25), failed=st.sampled_from([0.3, 0.6]))
+def test_nobody_waits_while_there_is_something_that_their_process_gave_back(
+    seed: int, calls: int, failed: float
+) -> None:
+    async def main() -> None:
+        rng = random.Random(seed)
+        waiting = 0
+
+        async def call() -> None:
+            nonlocal waiting
+            await anyio.sleep(rng.random() * 0.2)
+            waiting += 1
+            with (
+                contextlib.suppress(AttemptError),
+                anyio.move_on_after(rng.random() * 0.03 if rng.random() < 0.4 else 5),
+            ):
+                await door(tenant="a")
+            waiting -= 1
+
+        async with anyio.create_task_group() as background:
+            store = SlowStore(background, rng)
+            script = [
+                UNREACHABLE if rng.random() < failed else Outcome(verdict=Ending.SUCCESS) for _ in range(99)
+            ]
+            door = Door(_limit(store), provider=Provider(*script, duration=0.01))
+            async with anyio.create_task_group() as tasks:
+                for _ in range(calls):
+                    tasks.start_soon(call)
+                await anyio.sleep(2)  # all have come, and nothing is under way any more
+                there = store.left() + store.held()
+                assert not waiting or there < 1, f"{waiting} wait, {there:g} are there"
+
+    run_virtual(main)
