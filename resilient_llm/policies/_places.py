@@ -15,23 +15,37 @@ __all__ = ["Places"]
 
 
 class _Sleeper:
-    """One who sleeps: the buckets that it waits for, and what wakes it."""
+    """One who sleeps: what is held for it of which bucket, and what wakes it."""
 
-    __slots__ = ("turn", "views")
+    __slots__ = ("held", "turn")
 
-    def __init__(self, views: Sequence[BucketView]) -> None:
-        self.views = views
+    def __init__(self, held: Sequence[tuple[BucketView, float]]) -> None:
+        self.held = held
         self.turn = anyio.Event()
 
 
-class Places:
-    """Keep one place for each of those who have to be told apart, and let whoever has it sleep."""
+class _Line:
+    """Those of this process who wait for one bucket, in the order in which they came, and all that is held for them."""
 
-    __slots__ = ("_asleep", "_kept")
+    __slots__ = ("held", "sleepers")
+
+    def __init__(self) -> None:
+        self.sleepers: dict[_Sleeper, float] = {}
+        self.held = 0.0
+
+
+class Places:
+    """Keep one place for each of those who have to be told apart, and let whoever has it sleep.
+
+    What is held for them, and for those of other processes, counts against the level of a bucket. Others may all come
+    first, so one sleeps until there is enough even then, or its turn comes.
+    """
+
+    __slots__ = ("_kept", "_lines")
 
     def __init__(self) -> None:
         self._kept: set[Hashable] = set()
-        self._asleep: dict[BucketView, set[_Sleeper]] = {}
+        self._lines: dict[BucketView, _Line] = {}
 
     def __contains__(self, place: Hashable) -> bool:
         return place in self._kept
@@ -47,41 +61,55 @@ class Places:
         """Leave a place to others."""
         self._kept.discard(place)
 
-    async def sleep(self, views: Sequence[BucketView], seconds: float, time: Callable[[], float]) -> None:
-        """Sleep until a turn that comes in so many seconds, or until there is enough for everybody in line.
-
-        Places are counted against what a bucket holds: one that is not in debt has what all who keep places wait for.
-        """
-        if _have_enough(views, time()):
-            return
-        sleeper = _Sleeper(views)
-        for view in views:
-            self._asleep.setdefault(view, set()).add(sleeper)
+    async def sleep(
+        self, views: Sequence[BucketView], held: Sequence[float], seconds: float, time: Callable[[], float]
+    ) -> None:
+        """Sleep until a turn that comes in so many seconds, or until so much as is `held` of each bucket is there."""
+        # Where nothing is held, its turn does not depend on it: a tenant whose own limit is dry waits for that alone.
+        sleeper = _Sleeper([(view, amount) for view, amount in zip(views, held, strict=True) if amount])
+        for view, amount in sleeper.held:
+            line = self._lines.setdefault(view, _Line())
+            line.sleepers[sleeper] = amount
+            line.held += amount
         try:
+            self.hear(views, time())  # what is known may be newer than the answer that said to sleep
             with anyio.move_on_after(seconds):
                 await sleeper.turn.wait()
         finally:
-            for view in views:
-                asleep = self._asleep.get(view)
-                if asleep is not None:
-                    asleep.discard(sleeper)
-                    if not asleep:
-                        del self._asleep[view]
+            self._rise(sleeper)
+
+    def _rise(self, sleeper: _Sleeper) -> None:
+        for view, amount in sleeper.held:
+            line = self._lines.get(view)
+            if line is None or line.sleepers.pop(sleeper, None) is None:
+                continue  # forgotten: another event loop
+            line.held -= amount
+            if not line.sleepers:
+                del self._lines[view]
 
     def hear(self, views: Sequence[BucketView], now: float) -> None:
-        """Wake those who wait for buckets of which something was heard, if there is enough for them by now."""
-        if not self._asleep:
-            return
+        """Wake those, the first first, for whom there is enough by now in buckets of which something was heard."""
         for view in views:
-            for sleeper in self._asleep.get(view, ()):
-                if _have_enough(sleeper.views, now):
+            line = self._lines.get(view)
+            if line is None or not _gives(view, now):
+                continue
+            behind = view.level(now) + line.held
+            for sleeper, amount in line.sleepers.items():
+                behind -= amount
+                if behind < 0:
+                    break
+                if all(self._is_enough(each, held, now) for each, held in sleeper.held if each is not view):
                     sleeper.turn.set()
+
+    def _is_enough(self, view: BucketView, amount: float, now: float) -> bool:
+        """Tell whether there would be enough for one if it were the first of this process."""
+        return _gives(view, now) and view.level(now) + self._lines[view].held >= amount
 
     def forget(self) -> None:
         """Start afresh: whoever had a place did so in an event loop that has ended."""
         self._kept.clear()
-        self._asleep.clear()
+        self._lines.clear()
 
 
-def _have_enough(views: Sequence[BucketView], now: float) -> bool:
-    return all(view.level(now) >= 0 and not view.pause_left(now) for view in views)
+def _gives(view: BucketView, now: float) -> bool:
+    return not view.pause_left(now)

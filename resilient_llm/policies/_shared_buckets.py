@@ -102,6 +102,10 @@ class SharedTake:
                 changes.append(Change(charge.key, charge.capacity, charge.rate, charge.amount - actual))
         return views, changes
 
+    def keep(self, held: Sequence[float]) -> None:
+        """Note what is held of each bucket until it comes back."""
+        self.charges = [each._replace(held=amount) for each, amount in zip(self.charges, held, strict=True)]
+
     def freed(self, held: Sequence[float]) -> tuple[list[BucketView], list[Change]]:
         """Say of which places to tell the store that they are given up, and in which views."""
         views: list[BucketView] = []

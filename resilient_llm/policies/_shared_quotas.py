@@ -1,14 +1,12 @@
-"""Rate limits that are kept in a store, and what this process knows of them.
+"""Rate limits that are kept in a store: who asks it, who waits here, and who is refused without asking.
 
-The store decides; the buckets here are a view of it, as it was last heard of and refilled since, so that a call that
-cannot pass is refused, or waits, without asking. While there is no answer they are this process's share. How a store
-is reached, and how those who wait are told, must not enter here.
+The store decides; what this process knows of it, `_shared_view` keeps. How a store is reached, and how those who wait
+are told, must not enter here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -16,11 +14,11 @@ import anyio
 
 from resilient_llm.core.quota import Reservation
 from resilient_llm.core.rate_queue import Delay
-from resilient_llm.core.shared_rate import Change, RateDecision, RateLevel, TakeMode, Verdict
+from resilient_llm.core.shared_rate import RateDecision, Verdict
 from resilient_llm.errors import ConfigurationError, CostExceedsCapacityError, StoreUnavailableError
-from resilient_llm.policies._places import Places
 from resilient_llm.policies._quotas import QuotaSet
-from resilient_llm.policies._shared_buckets import BucketView, SharedBuckets, SharedTake
+from resilient_llm.policies._shared_buckets import SharedTake
+from resilient_llm.policies._shared_view import SharedView
 from resilient_llm.policies._store_events import tell_store
 from resilient_llm.telemetry.names import DRY_RUN, LIMITER_NAME, WAIT_TIME
 
@@ -68,20 +66,16 @@ class SharedQuotas:
                 "give each a name= of its own"
             )
         self.guard = store.guard
-        self._store = store
-        self._rates = store.rates
+        self._view = SharedView(store, quotas, waiters, name=name)
         self._quotas = quotas
         self._waiters = waiters
         self._name = name
         self._borrow = borrow
         self._dry_run = dry_run
-        self._buckets = SharedBuckets(name, quotas)
-        self._places = Places()
 
     def forget(self) -> None:
         """Start afresh in another event loop."""
-        self._places.forget()
-        self._buckets.forget()
+        self._view.forget()
 
     async def take(self, call: Call, reservation: Reservation, now: float) -> SharedTake | None:
         """Take what a call needs, when it is its turn; `None` when a dry run would have refused it.
@@ -90,7 +84,7 @@ class SharedQuotas:
         `on_store_error="closed"` `StoreUnavailableError`.
         """
         tell_store(call, self.guard)
-        take = self._buckets.take(call, reservation)
+        take = self._view.take(call, reservation)
         if oversized := self._oversized(take, now):
             call.telemetry.rejected(call, oversized, dry_run=self._dry_run)
             if self._dry_run:
@@ -113,22 +107,11 @@ class SharedQuotas:
 
     def settle(self, call: Call, take: SharedTake, reservation: Reservation, tokens: float | None) -> None:
         """Tell the store how many tokens a call really used, or with `None` that nothing was; the view knows."""
-        if not take.counted:
-            return
-        used = [0.0] * len(take.charges) if tokens is None else self._quotas.used(reservation, tokens)
-        views, changes = take.changes(used)
-        if changes:
-            self._rates.settle(take.account, changes, partial(self._hear_later, call, reservation, views))
+        self._view.settle(call, take, reservation, tokens)
 
     def lower(self, call: Call, take: SharedTake, reservation: Reservation, before: Sequence[float]) -> None:
         """Tell the store what the view has learned from a provider, since its levels were those `before`."""
-        if not self.guard.closed:
-            return  # the view is a share of the whole
-        views, charges, pauses = take.lowered(before, call.loop.time())
-        if charges:
-            self._rates.lower(
-                take.account, charges, pauses, partial(self._hear_later, call, reservation, views)
-            )
+        self._view.lower(call, take, reservation, before)
 
     def _oversized(self, take: SharedTake, now: float) -> CostExceedsCapacityError | None:
         """Say why a call can never pass: by the limits as they are, whatever share of them there is just now."""
@@ -143,7 +126,7 @@ class SharedQuotas:
         delay = self._waiters.delay(call, reservation, now)
         if now + delay.seconds > self._waiters.deadline(call, now):
             return now - take.views[delay.charge].heard_at > _FRESH
-        return self._place(call) not in self._places
+        return self._place(call) not in self._view.places
 
     def _place(self, call: Call) -> Hashable:
         return self._quotas.lane(call), call.tenant
@@ -158,10 +141,14 @@ class SharedQuotas:
         try:
             while True:
                 now = call.loop.time()
-                keeps = keeps or self._places.keep(place)
+                keeps = keeps or self._view.places.keep(place)
                 try:
-                    decision = await self._ask(
-                        take, reservation, max(0.0, deadline - now) + _SLACK, "h" if keeps else "n", call
+                    decision = await self._view.ask(
+                        call,
+                        take,
+                        reservation,
+                        most_wait=max(0.0, deadline - now) + _SLACK,
+                        mode="h" if keeps else "n",
                     )
                 except StoreUnavailableError as error:
                     return await self._take_alone(call, take, reservation, arrived, error)
@@ -181,42 +168,13 @@ class SharedQuotas:
                     return await self._take_alone(call, take, reservation, arrived, self.guard.ended_error())
         finally:
             if keeps:
-                self._places.leave(place)
+                self._view.places.leave(place)
 
     async def _wait(self, call: Call, reservation: Reservation, now: float, *, since: float) -> bool:
         """Wait in the process's line, and take what is needed of the view; `False` when the store is closed before."""
         with anyio.CancelScope() as scope, self.guard.until_ended(scope.cancel):
             await self._waiters.take(call, reservation, now, since=since)
         return not scope.cancelled_caught
-
-    async def _ask(
-        self, take: SharedTake, reservation: Reservation, most_wait: float, mode: TakeMode, call: Call
-    ) -> RateDecision:
-        """Ask the store; what was taken of the view is on its way meanwhile, and given back if nothing comes of it."""
-        for view, charge in zip(take.views, take.charges, strict=True):
-            view.pending += charge.amount
-        decision = None
-        since = call.loop.time()
-        try:
-            decision = await self._rates.take(
-                take.account,
-                take.charges,
-                most_wait=most_wait,
-                mode=mode,
-                undone=partial(self._hear_later, call, reservation, take.views),
-            )
-        finally:
-            for view, charge in zip(take.views, take.charges, strict=True):
-                view.pending -= charge.amount
-            if decision is None:
-                now = call.loop.time()
-                reservation.cancel(now)
-                self._waiters.give_back(call.tenant, now, reservation)
-            call.telemetry.step(call, "store", since=since)
-        self._restore(call)
-        answered = [charge.amount for charge in take.charges]
-        self._hear(call, reservation, take.views, decision.levels, answered)
-        return decision
 
     async def _sleep(
         self, call: Call, take: SharedTake, reservation: Reservation, decision: RateDecision
@@ -227,14 +185,12 @@ class SharedQuotas:
         scope = anyio.CancelScope()
 
         def give_up() -> None:
-            views, freed = take.freed(decision.held)
-            if freed:
-                self._rates.settle(take.account, freed, partial(self._hear_later, call, reservation, views))
+            self._view.give_up(call, take, reservation, decision.held)
             scope.cancel()
 
         try:
             with scope, self.guard.until_ended(give_up):
-                await self._places.sleep(take.views, decision.again, call.loop.time)
+                await self._view.places.sleep(take.views, decision.held, decision.again, call.loop.time)
             outcome = "acquired"
         except BaseException:
             if not scope.cancel_called:
@@ -244,9 +200,7 @@ class SharedQuotas:
             unit = "tokens" if self._quotas.counts_tokens else "requests"
             depth = len(self._waiters.queue)
             call.telemetry.waited(call, self._name, since=since, outcome=outcome, unit=unit, depth=depth)
-        take.charges = [
-            charge._replace(held=held) for charge, held in zip(take.charges, decision.held, strict=True)
-        ]
+        take.keep([0.0] * len(decision.held) if scope.cancel_called else decision.held)
 
     async def _rehearse(
         self, call: Call, take: SharedTake, reservation: Reservation, now: float
@@ -255,7 +209,7 @@ class SharedQuotas:
         reservation.take(now)
         try:
             most_wait = self._waiters.deadline(call, now) - now
-            decision = await self._ask(take, reservation, most_wait, "d", call)
+            decision = await self._view.ask(call, take, reservation, most_wait=most_wait, mode="d")
         except StoreUnavailableError:
             self.guard.unguarded += 1
             reservation.take(call.loop.time())
@@ -294,44 +248,8 @@ class SharedQuotas:
             take.charges = [charge._replace(amount=0.0) for charge in take.charges]
             take.counted = False
             return take
-        self._buckets.divide_by(max(1, self._store.processes), now)
+        self._view.share_out(now)
         if len(self._waiters.queue) or not reservation.take_at_once(now):
             await self._waiters.take(call, reservation, now, since=arrived)
-        # The store hears of it when it is back.
-        self._rates.settle(
-            take.account, [Change(c.key, c.capacity, c.rate, -c.amount) for c in take.charges if c.amount]
-        )
+        self._view.charge(take)
         return take
-
-    def _restore(self, call: Call) -> None:
-        """Make the view one of the whole again, now that the store has answered."""
-        if self._buckets.divided_by > 1:
-            now = call.loop.time()
-            self._buckets.divide_by(1, now)
-            self._waiters.give_back(call.tenant, now)
-
-    def _hear(
-        self,
-        call: Call,
-        reservation: Reservation,
-        views: Sequence[BucketView],
-        levels: Sequence[RateLevel],
-        answered: Sequence[float],
-    ) -> None:
-        """Hear where buckets stand, and let those go on who can by that."""
-        now = call.loop.time()
-        for view, level, amount in zip(views, levels, answered, strict=True):
-            view.hear(level, now, answered=amount)
-        self._places.hear(views, now)
-        self._waiters.give_back(call.tenant, now, reservation)
-
-    def _hear_later(
-        self,
-        call: Call,
-        reservation: Reservation,
-        views: Sequence[BucketView],
-        levels: Sequence[RateLevel],
-    ) -> None:
-        """Hear what came of something told to the store."""
-        self._restore(call)
-        self._hear(call, reservation, views, levels, [0.0] * len(views))

@@ -101,6 +101,8 @@ class BusyRates(MemoryRates):
         self.answers: list[anyio.Event] = []
         self.undos: list[Callable[[], None]] = []
         self.asked = 0
+        self.reached = anyio.Event()
+        self.reached.set()
 
     def hold_back(self) -> anyio.Event:
         """Hold the answer back that is given next."""
@@ -117,6 +119,7 @@ class BusyRates(MemoryRates):
         undone: HearLevels | None = None,
     ) -> RateDecision:
         self.asked += 1
+        await self.reached.wait()
         decision = await super().take(account, charges, most_wait=most_wait, mode=mode)
         if self.answers:
             answer = self.answers.pop(0)
@@ -192,6 +195,21 @@ async def test_nobody_waits_for_what_only_this_process_believes() -> None:
         await anyio.sleep(1)
         assert rates.asked == asked + 1  # the others wait behind whoever keeps the place
         group.cancel_scope.cancel()
+
+
+@pytest.mark.anyio
+async def test_who_waits_behind_a_call_that_never_reached_the_store_goes_when_it_is_cancelled() -> None:
+    rates, limited = busy(**ONE_IN_100_S)
+    began = anyio.current_time()
+    rates.reached = anyio.Event()
+    async with anyio.create_task_group() as group:
+        with anyio.move_on_after(1):
+            async with anyio.create_task_group() as first:
+                first.start_soon(partial(limited, tenant="a"))
+                await anyio.wait_all_tasks_blocked()
+                group.start_soon(partial(limited, tenant="a"))
+        rates.reached.set()
+    assert anyio.current_time() - began < 3
 
 
 @pytest.mark.anyio

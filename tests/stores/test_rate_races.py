@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import random
+from collections import Counter
 from collections.abc import Sequence
 
 import anyio
@@ -16,7 +17,7 @@ from anyio.abc import TaskGroup
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resilient_llm import AttemptError, RateLimit
+from resilient_llm import AttemptError, Limit, RateLimit
 from resilient_llm.core.shared_rate import Change, RateCharge, RateDecision, RateLedger, TakeMode, Verdict
 from resilient_llm.outcome import Outcome
 from resilient_llm.outcome import Verdict as Ending
@@ -97,10 +98,10 @@ class SlowStore:
         look = RateCharge("tenant:requests:a", 3.0, 1 / DAYS, 0.0)
         return self.ledger.take([look], anyio.current_time()).levels[0].level
 
-    def held(self) -> float:
-        """Give what is held for those who keep places."""
-        bucket = self.ledger._buckets.get("tenant:requests:a")
-        return 0.0 if bucket is None else bucket.line
+    def there(self, key: str, capacity: float) -> float:
+        """Give what is in a bucket, whoever it is held for."""
+        bucket = self.ledger._buckets.get(key)
+        return capacity if bucket is None else capacity - bucket.missing
 
 
 def _limit(store: SlowStore) -> RateLimit:
@@ -158,37 +159,54 @@ def test_who_comes_when_all_is_quiet_finds_what_is_left(
     run_virtual(main)
 
 
-@settings(max_examples=200)
-@given(seed=st.integers(0, 2**32), calls=st.integers(4, 25), failed=st.sampled_from([0.3, 0.6]))
+@settings(max_examples=300)
+@given(
+    seed=st.integers(0, 2**32),
+    calls=st.integers(4, 30),
+    failed=st.sampled_from([0.3, 0.6]),
+    tenants=st.sampled_from(["a", "abc"]),
+)
 def test_nobody_waits_while_there_is_something_that_their_process_gave_back(
-    seed: int, calls: int, failed: float
+    seed: int, calls: int, failed: float, tenants: str
 ) -> None:
     async def main() -> None:
         rng = random.Random(seed)
-        waiting = 0
+        waiting: Counter[str] = Counter()
 
         async def call() -> None:
-            nonlocal waiting
             await anyio.sleep(rng.random() * 0.2)
-            waiting += 1
+            tenant = rng.choice(tenants)
+            waiting[tenant] += 1
             with (
                 contextlib.suppress(AttemptError),
                 anyio.move_on_after(rng.random() * 0.03 if rng.random() < 0.4 else 5),
             ):
-                await door(tenant="a")
-            waiting -= 1
+                await door(tenant=tenant)
+            waiting[tenant] -= 1
 
         async with anyio.create_task_group() as background:
             store = SlowStore(background, rng)
             script = [
                 UNREACHABLE if rng.random() < failed else Outcome(verdict=Ending.SUCCESS) for _ in range(99)
             ]
-            door = Door(_limit(store), provider=Provider(*script, duration=0.01))
+            both = [
+                Limit(key="tenant", requests_per_minute=60 / DAYS, window=3 * DAYS),
+                Limit(key=None, requests_per_minute=60 / DAYS, window=5 * DAYS),
+            ]
+            limit = RateLimit(store=store, limits=both, max_wait=1_000 * DAYS)
+            door = Door(limit, provider=Provider(*script, duration=0.01))
             async with anyio.create_task_group() as tasks:
                 for _ in range(calls):
                     tasks.start_soon(call)
                 await anyio.sleep(2)  # all have come, and nothing is under way any more
-                there = store.left() + store.held()
-                assert not waiting or there < 1, f"{waiting} wait, {there:g} are there"
+                for tenant in filter(waiting.__getitem__, tenants):
+                    own, shared = (
+                        store.there(f"tenant:requests:{tenant}", 3),
+                        store.there("account:requests:!none", 5),
+                    )
+                    assert min(own, shared) < 1, (
+                        f"{tenant} waits, {own:g} of its own and {shared:g} of all are there"
+                    )
+                tasks.cancel_scope.cancel()
 
     run_virtual(main)
