@@ -72,13 +72,13 @@ class Places:
             line.sleepers[sleeper] = amount
             line.held += amount
         try:
-            self.hear(views, time())  # what is known may be newer than the answer that said to sleep
+            self.rise(views, time())  # what is known may be newer than the answer that said to sleep
             with anyio.move_on_after(seconds):
                 await sleeper.turn.wait()
         finally:
-            self._rise(sleeper)
+            self._get_up(sleeper)
 
-    def _rise(self, sleeper: _Sleeper) -> None:
+    def _get_up(self, sleeper: _Sleeper) -> None:
         for view, amount in sleeper.held:
             line = self._lines.get(view)
             if line is None or line.sleepers.pop(sleeper, None) is None:
@@ -87,8 +87,8 @@ class Places:
             if not line.sleepers:
                 del self._lines[view]
 
-    def hear(self, views: Sequence[BucketView], now: float) -> None:
-        """Wake those, the first first, for whom there is enough by now in buckets of which something was heard."""
+    def rise(self, views: Sequence[BucketView], now: float) -> None:
+        """Wake those, the first first, for whom there is enough by now in buckets that may have risen."""
         for view in views:
             line = self._lines.get(view)
             if line is None or not _gives(view, now):

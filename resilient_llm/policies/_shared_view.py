@@ -64,9 +64,8 @@ class SharedView:
             for view, charge in zip(take.views, take.charges, strict=True):
                 view.pending -= charge.amount
             if decision is None:
-                now = call.loop.time()
-                reservation.cancel(now)
-                self._waiters.give_back(call.tenant, now, reservation)
+                reservation.cancel(call.loop.time())
+                self._wake(call, reservation, take.views)
             call.telemetry.step(call, "store", since=since)
         self._restore(call)
         answered = [charge.amount for charge in take.charges]
@@ -122,11 +121,16 @@ class SharedView:
         levels: Sequence[RateLevel],
         answered: Sequence[float],
     ) -> None:
-        """Hear where buckets stand, and let those go on who can by that."""
+        """Hear where buckets stand."""
         now = call.loop.time()
         for view, level, amount in zip(views, levels, answered, strict=True):
             view.hear(level, now, answered=amount)
-        self.places.hear(views, now)
+        self._wake(call, reservation, views)
+
+    def _wake(self, call: Call, reservation: Reservation, views: Sequence[BucketView]) -> None:
+        """Let those go on who can, now that the views may have risen."""
+        now = call.loop.time()
+        self.places.rise(views, now)
         self._waiters.give_back(call.tenant, now, reservation)
 
     def _hear_later(

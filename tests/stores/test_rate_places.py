@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilient_llm import RateLimit
+from resilient_llm import AttemptError, Limit, RateLimit
 from resilient_llm.core.shared_rate import (
     Change,
     RateCharge,
@@ -21,6 +21,8 @@ from resilient_llm.core.shared_rate import (
     TakeMode,
     Verdict,
 )
+from resilient_llm.outcome import Outcome
+from resilient_llm.outcome import Verdict as Ending
 from resilient_llm.policies._shared_buckets import BucketView
 from resilient_llm.stores import MemoryStore
 from resilient_llm.stores.memory import MemoryRates
@@ -134,10 +136,10 @@ class BusyRates(MemoryRates):
         return decision
 
 
-def busy(**options: Any) -> tuple[BusyRates, Door]:
+def busy(*script: Any, **options: Any) -> tuple[BusyRates, Door]:
     store = MemoryStore()
     store.rates = rates = BusyRates()
-    return rates, Door(RateLimit(store=store, **options), provider=Provider())
+    return rates, Door(RateLimit(store=store, **options), provider=Provider(*script))
 
 
 ONE_IN_100_S = {"requests_per_minute": 0.6, "window": 100, "max_wait": 9_000}
@@ -208,6 +210,36 @@ async def test_who_waits_behind_a_call_that_never_reached_the_store_goes_when_it
                 first.start_soon(partial(limited, tenant="a"))
                 await anyio.wait_all_tasks_blocked()
                 group.start_soon(partial(limited, tenant="a"))
+        rates.reached.set()
+    assert anyio.current_time() - began < 3
+
+
+@pytest.mark.anyio
+async def test_who_keeps_a_place_goes_when_another_that_would_have_taken_it_never_reached_the_store() -> None:
+    fails = anyio.Event()
+    never_sent = Outcome(verdict=Ending.FAILURE, error_type="connection_error", retryable=True)
+    limits = [
+        Limit(key="tenant", requests_per_minute=60),
+        Limit(key=None, requests_per_minute=0.6, window=100),
+    ]
+    rates, limited = busy([fails, never_sent], limits=limits, max_wait=9_000)
+    began = anyio.current_time()
+
+    async def first() -> None:
+        with pytest.raises(AttemptError):
+            await limited(tenant="a")
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(first)
+        await anyio.wait_all_tasks_blocked()
+        group.start_soon(partial(limited, tenant="b"))
+        await anyio.wait_all_tasks_blocked()
+        rates.reached = anyio.Event()
+        with anyio.move_on_after(1):
+            async with anyio.create_task_group() as others:
+                others.start_soon(partial(limited, tenant="c"))
+                await anyio.wait_all_tasks_blocked()
+                fails.set()
         rates.reached.set()
     assert anyio.current_time() - began < 3
 

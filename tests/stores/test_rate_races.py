@@ -13,15 +13,16 @@ from collections import Counter
 from collections.abc import Sequence
 
 import anyio
+from anyio import get_cancelled_exc_class
 from anyio.abc import TaskGroup
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resilient_llm import AttemptError, Limit, RateLimit
+from resilient_llm import AttemptError, Limit, RateLimit, StoreUnavailableError
 from resilient_llm.core.shared_rate import Change, RateCharge, RateDecision, RateLedger, TakeMode, Verdict
 from resilient_llm.outcome import Outcome
 from resilient_llm.outcome import Verdict as Ending
-from resilient_llm.stores.guard import StoreGuard
+from resilient_llm.stores.guard import OnStoreError, StoreGuard
 from resilient_llm.stores.protocol import HearLevels
 from resilient_llm.testing import run_virtual
 from tests.support import Door, Provider
@@ -39,11 +40,13 @@ class SlowStore:
     processes = 1
 
     def __init__(self, tasks: TaskGroup, rng: random.Random) -> None:
-        self.guard = StoreGuard("slow", "closed")
+        self.guard = StoreGuard("slow", "closed", clock=anyio.current_time)
         self.rates = self
         self.ledger = RateLedger()
         self.tasks = tasks
         self.rng = rng
+        self.lost = 0.0
+        """Of how many requests the answer comes too late for who asked, if at all."""
 
     async def aclose(self) -> None:
         """Close nothing."""
@@ -61,24 +64,43 @@ class SlowStore:
         mode: TakeMode = "n",
         undone: HearLevels | None = None,
     ) -> RateDecision:
+        admission = self.guard.admit()
+        decision = None
         try:
+            if self.rng.random() < self.lost:
+                self.tasks.start_soon(self._too_late, charges, most_wait, mode, undone)
+                await self.pass_on()
+                self.guard.failed(admission, "no answer")
+                raise self.guard.error("no answer")
             await self.pass_on()
-        except BaseException:  # it never came there, and so is told that nobody comes back for what was held
-            self.settle("", [Change(*each[:3], freed=each.held) for each in charges], undone)
-            raise
-        decision = self.ledger.take(charges, anyio.current_time(), most_wait=most_wait, mode=mode)
-        try:
+            decision = self.ledger.take(charges, anyio.current_time(), most_wait=most_wait, mode=mode)
             await self.pass_on()
-        except BaseException:
-            taken = decision.verdict is Verdict.TAKEN
-            undo = [
-                Change(each.key, each.capacity, each.rate, each.amount if taken else 0.0, held)
-                for each, held in zip(charges, decision.held, strict=True)
-            ]
-            if decision.verdict is not Verdict.REFUSED:
-                self.settle("", undo, undone)
+        except get_cancelled_exc_class():
+            self.guard.dropped(admission)
+            if decision is not None:
+                self._undo(charges, decision, undone)
+            else:  # nobody comes back for what was held, and the store never heard that somebody would
+                self.settle("", [Change(*each[:3], freed=each.held) for each in charges], undone)
             raise
+        self.guard.succeeded(admission)
         return decision
+
+    async def _too_late(
+        self, charges: Sequence[RateCharge], most_wait: float, mode: TakeMode, undone: HearLevels | None
+    ) -> None:
+        await self.pass_on()
+        await self.pass_on()
+        decision = self.ledger.take(charges, anyio.current_time(), most_wait=most_wait, mode=mode)
+        self._undo(charges, decision, undone)
+
+    def _undo(self, charges: Sequence[RateCharge], decision: RateDecision, undone: HearLevels | None) -> None:
+        taken = decision.verdict is Verdict.TAKEN
+        undo = [
+            Change(each.key, each.capacity, each.rate, each.amount if taken else 0.0, held)
+            for each, held in zip(charges, decision.held, strict=True)
+        ]
+        if decision.verdict is not Verdict.REFUSED:
+            self.settle("", undo, undone)
 
     def settle(self, _account: str, changes: Sequence[Change], heard: HearLevels | None = None) -> None:
         async def tell() -> None:
@@ -165,9 +187,11 @@ def test_who_comes_when_all_is_quiet_finds_what_is_left(
     calls=st.integers(4, 30),
     failed=st.sampled_from([0.3, 0.6]),
     tenants=st.sampled_from(["a", "abc"]),
+    lost=st.sampled_from([0.0, 0.2]),
+    on_error=st.sampled_from(["closed", "local"]),
 )
-def test_nobody_waits_while_there_is_something_that_their_process_gave_back(
-    seed: int, calls: int, failed: float, tenants: str
+def test_nobody_waits_while_there_is_something_that_their_process_gave_back(  # noqa: PLR0917 - all drawn
+    seed: int, calls: int, failed: float, tenants: str, lost: float, on_error: OnStoreError
 ) -> None:
     async def main() -> None:
         rng = random.Random(seed)
@@ -178,14 +202,15 @@ def test_nobody_waits_while_there_is_something_that_their_process_gave_back(
             tenant = rng.choice(tenants)
             waiting[tenant] += 1
             with (
-                contextlib.suppress(AttemptError),
-                anyio.move_on_after(rng.random() * 0.03 if rng.random() < 0.4 else 5),
+                contextlib.suppress(AttemptError, StoreUnavailableError),
+                anyio.move_on_after(rng.random() * 0.03 if rng.random() < 0.4 else math.inf),
             ):
                 await door(tenant=tenant)
             waiting[tenant] -= 1
 
         async with anyio.create_task_group() as background:
             store = SlowStore(background, rng)
+            store.guard, store.lost = StoreGuard("slow", on_error, clock=anyio.current_time), lost
             script = [
                 UNREACHABLE if rng.random() < failed else Outcome(verdict=Ending.SUCCESS) for _ in range(99)
             ]
@@ -199,6 +224,11 @@ def test_nobody_waits_while_there_is_something_that_their_process_gave_back(
                 for _ in range(calls):
                     tasks.start_soon(call)
                 await anyio.sleep(2)  # all have come, and nothing is under way any more
+                store.lost = 0.0
+                await anyio.sleep(60)  # until it is asked again where it was given up on
+                with anyio.move_on_after(1), contextlib.suppress(AttemptError):
+                    await door(tenant="who finds out that it is back")
+                await anyio.sleep(1)
                 for tenant in filter(waiting.__getitem__, tenants):
                     own, shared = (
                         store.there(f"tenant:requests:{tenant}", 3),
