@@ -5,7 +5,8 @@ What is asked of the store when a turn has come, and what becomes of a place tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 
 import anyio
 
@@ -61,10 +62,9 @@ class Places:
         """Leave a place to others."""
         self._kept.discard(place)
 
-    async def sleep(
-        self, views: Sequence[BucketView], held: Sequence[float], seconds: float, time: Callable[[], float]
-    ) -> None:
-        """Sleep until a turn that comes in so many seconds, or until so much as is `held` of each bucket is there."""
+    @contextmanager
+    def line_up(self, views: Sequence[BucketView], held: Sequence[float]) -> Iterator[anyio.Event]:
+        """Stand in line for what is `held` of each bucket; the event is set when so much is there."""
         # Where nothing is held, its turn does not depend on it: a tenant whose own limit is dry waits for that alone.
         sleeper = _Sleeper([(view, amount) for view, amount in zip(views, held, strict=True) if amount])
         for view, amount in sleeper.held:
@@ -72,9 +72,7 @@ class Places:
             line.sleepers[sleeper] = amount
             line.held += amount
         try:
-            self.rise(views, time())  # what is known may be newer than the answer that said to sleep
-            with anyio.move_on_after(seconds):
-                await sleeper.turn.wait()
+            yield sleeper.turn
         finally:
             self._get_up(sleeper)
 

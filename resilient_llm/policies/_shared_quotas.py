@@ -33,6 +33,8 @@ __all__ = ["SharedQuotas"]
 
 _FRESH = 1.0
 """Seconds for which what was heard is good enough to refuse a call by: others may give back meanwhile."""
+_LOOKS = 8
+"""How often in one wait the store is asked what others have given back; never twice within `_FRESH` seconds."""
 _SLACK = 0.01
 """Seconds by which those who kept a place may come back late and still get what they waited for."""
 
@@ -190,7 +192,7 @@ class SharedQuotas:
 
         try:
             with scope, self.guard.until_ended(give_up):
-                await self._view.places.sleep(take.views, decision.held, decision.again, call.loop.time)
+                await self._until_turn(call, take, reservation, decision)
             outcome = "acquired"
         except BaseException:
             if not scope.cancel_called:
@@ -201,6 +203,20 @@ class SharedQuotas:
             depth = len(self._waiters.queue)
             call.telemetry.waited(call, self._name, since=since, outcome=outcome, unit=unit, depth=depth)
         take.keep([0.0] * len(decision.held) if scope.cancel_called else decision.held)
+
+    async def _until_turn(
+        self, call: Call, take: SharedTake, reservation: Reservation, decision: RateDecision
+    ) -> None:
+        """Sleep until its turn, or until there is enough before; look now and then what others have given back."""
+        places, turn = self._view.places, call.loop.time() + decision.again
+        interval = max(_FRESH, decision.again / _LOOKS)
+        with places.line_up(take.views, decision.held) as enough:
+            places.rise(take.views, call.loop.time())  # what is known may be newer than the decision
+            while not enough.is_set() and (left := turn - call.loop.time()) > 0:
+                with anyio.move_on_after(left if left < 2 * interval else interval):
+                    await enough.wait()
+                if not enough.is_set() and call.loop.time() < turn:
+                    await self._view.look(call, take, reservation)
 
     async def _rehearse(
         self, call: Call, take: SharedTake, reservation: Reservation, now: float

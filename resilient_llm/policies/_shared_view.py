@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from resilient_llm.core.quota import Reservation
 from resilient_llm.core.shared_rate import Change, RateDecision, RateLevel, TakeMode
+from resilient_llm.errors import StoreUnavailableError
 from resilient_llm.policies._places import Places
 from resilient_llm.policies._quotas import QuotaSet
 from resilient_llm.policies._shared_buckets import BucketView, SharedBuckets, SharedTake
@@ -71,6 +72,15 @@ class SharedView:
         answered = [charge.amount for charge in take.charges]
         self._hear(call, reservation, take.views, decision.levels, answered)
         return decision
+
+    async def look(self, call: Call, take: SharedTake, reservation: Reservation) -> None:
+        """Hear where a call's buckets stand, if the store says so; nothing is taken."""
+        nothing = [charge._replace(amount=0.0, held=0.0) for charge in take.charges]
+        try:
+            decision = await self._rates.take(take.account, nothing)
+        except StoreUnavailableError:
+            return
+        self._hear_later(call, reservation, take.views, decision.levels)
 
     def give_up(self, call: Call, take: SharedTake, reservation: Reservation, held: Sequence[float]) -> None:
         """Tell the store that nobody comes back for what it held."""
@@ -140,6 +150,6 @@ class SharedView:
         views: Sequence[BucketView],
         levels: Sequence[RateLevel],
     ) -> None:
-        """Hear what came of something told to the store."""
+        """Hear where buckets stand after something that was not asked for a call, or for one that has gone."""
         self._restore(call)
         self._hear(call, reservation, views, levels, [0.0] * len(views))

@@ -176,6 +176,23 @@ async def test_an_answer_that_is_older_than_what_was_heard_meanwhile_puts_nobody
 
 
 @pytest.mark.anyio
+async def test_who_keeps_a_place_finds_what_another_process_has_given_back() -> None:
+    rates, limited = busy(**ONE_IN_100_S)
+    await limited(tenant="a")
+    charge = RateCharge("tenant:requests:a", 1.0, 0.01, 1.0, own=True)
+    asked = rates.asked
+    began = anyio.current_time()
+    async with anyio.create_task_group() as group:
+        group.start_soon(partial(limited, tenant="a"))
+        await anyio.sleep(30)
+        rates.settle("rate_limit:a", [Change(*charge[:3], back=1.0)])
+    assert anyio.current_time() - began < 30 + 100 / 8 + 0.1
+    await limited(tenant="a")
+    assert anyio.current_time() - began == pytest.approx(130, abs=13)
+    assert rates.asked - asked < 20
+
+
+@pytest.mark.anyio
 async def test_nobody_waits_for_what_only_this_process_believes() -> None:
     rates, limited = busy(**ONE_IN_100_S)
     began = anyio.current_time()
