@@ -110,12 +110,13 @@ targets = ["main"]
 {telemetry}
 """
 _POLICIES = {
-    "log": "true",
+    "log": "false",  # as that of the others
     "target": "concurrency = { initial = 256, max = 512 }\n"
     "circuit = { consecutive_failures = 5, failure_ratio = 0.3 }",
     "bulkhead": "max_concurrent = 256",
     "retry": "max_attempts = 5",
 }
+_LOGGED = _POLICIES | {"log": "true"}
 _NO_POLICIES = {
     "log": "false",
     "target": "concurrency = { enabled = false }\ncircuit = { enabled = false }",
@@ -205,6 +206,7 @@ http {{
 
 GATEWAYS: Mapping[str, Gateway] = {
     "sidecar": Gateway(command=_sidecar(_POLICIES), get=_compiled),
+    "sidecar_logged": Gateway(command=_sidecar(_LOGGED), get=_compiled),
     "bare_proxy": Gateway(command=_sidecar(_NO_POLICIES), get=_compiled),
     "nginx": Gateway(command=_nginx_command, get=_nginx),
     "smg": Gateway(

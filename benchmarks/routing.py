@@ -123,7 +123,7 @@ def deciding(size: int, random: Random) -> Pick:
 
     def decide() -> object:
         call.route = None
-        return router._route(call).choose(call, NOW)
+        return router._route(call, NOW).choose(call, NOW)
 
     return decide
 

@@ -1,9 +1,9 @@
 """The sidecar beside other gateways: requests a second, what they add, what they cost. One run, one provider for all.
 
 Compared are the sidecar with its five layers (bulkhead and key of a tenant, retry, circuit, concurrency limit, pooled
-connections; also a deadline, guarded streams and an access log), the sidecar with all of that off that can be,
-LiteLLM's proxy, Portkey's gateway, smg and vllm-router (both in Rust), and nginx, as what the machine can do. Nobody
-traces or measures in the compared figures.
+connections; also a deadline and guarded streams), the same with its access log, the sidecar with all of that off that
+can be, LiteLLM's proxy, Portkey's gateway, smg and vllm-router (both in Rust), and nginx, as what the machine can do.
+But for the one nobody logs requests, and nobody traces or measures in the compared figures.
 
 The machine is shared like this: each gateway has core 0 for itself, and the provider (`_sidecar_upstream`) and the
 load (`_sidecar_load`), processes of their own, have core 1, where both together manage more than nginx does. With

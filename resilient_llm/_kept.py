@@ -8,10 +8,16 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["LONGEST_MODEL", "LONGEST_URL"]
+__all__ = ["LONGEST_MODEL", "LONGEST_NAMES", "LONGEST_URL", "MOST_NAMES"]
 
 LONGEST_MODEL: Final = 256
 """Characters of a model's name."""
 
 LONGEST_URL: Final = 1024
 """Characters of a URL without its query."""
+
+LONGEST_NAMES: Final = 2048
+"""Bytes of the names of all headers of a message."""
+
+MOST_NAMES: Final = 64
+"""How many headers that may be."""

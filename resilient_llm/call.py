@@ -240,6 +240,8 @@ class Call:
     """How the stream broke that is being gone on with: a failure of this call, made before its next attempt."""
     cost: float = 0.0
     """What its attempts have cost, in US dollars, as far as their prices are known."""
+    scope: anyio.CancelScope | None = None
+    """What its caller has entered for it alone: a deadline that has passed cancels it, and makes none of its own."""
     superseded: bool = False
     """Of an attempt: whether its call goes on with the reply of another, so that its own end is not the call's."""
     _holds: int = 0
@@ -404,6 +406,8 @@ class Call:
         self.committed = True
         if self.outcome is not None and self.parent is not None:
             self.parent.finish(self.outcome)  # a reply that was complete when it arrived
+            if self.unsettled:
+                await self.settle()
         return reply
 
     def on_finish(self, callback: Finish) -> None:

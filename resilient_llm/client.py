@@ -26,6 +26,7 @@ from resilient_llm.message import Headers, Reply, Request, retry_after
 from resilient_llm.outcome import SUCCESS, Outcome
 from resilient_llm.pipeline import Pipeline
 from resilient_llm.policies._recording import RecordedStream
+from resilient_llm.policies.deadline import exceeded
 from resilient_llm.providers import classify_exception, dialect_for, is_event_stream
 from resilient_llm.providers.stream_options import with_usage
 from resilient_llm.receiver import Receiver
@@ -34,6 +35,7 @@ from resilient_llm.streams import LibraryErrors
 if TYPE_CHECKING:
     from resilient_llm._loop import EventLoop
     from resilient_llm.call import Policy
+    from resilient_llm.context import Ambient
     from resilient_llm.message import Transport
     from resilient_llm.telemetry import AttemptTelemetry, Telemetry
 
@@ -80,15 +82,25 @@ class ClientDoor:
             reads=bool(self.pipeline.policies), holds=self.pipeline.holds, errors=errors
         )
 
-    async def handle(self, request: Request, loop: EventLoop | None = None) -> Reply:
-        """Carry a request through the pipeline; `loop` is the running one, where the caller knows it.
+    async def handle(self, request: Request) -> Reply:
+        """Carry a request through the pipeline.
 
         Raises what the transport raises when no policy owns the retries, and `RejectedError` or
         `DeadlineExceededError` with `on_rejection="raise"`.
         """
+        return await self.carry(self.begin(request))
+
+    def begin(
+        self, request: Request, loop: EventLoop | None = None, inherited: Ambient | None = None
+    ) -> Call:
+        """Make the call of a request, for `carry` to be given at once.
+
+        `loop` is the running one and `inherited` what the call inherits, where the caller knows them.
+        """
         pipeline = self.pipeline
         loop = pipeline.loop(loop)
-        inherited = context.current.get()
+        if inherited is None:
+            inherited = context.current.get()
         telemetry = pipeline.telemetry.begin()
         call = Call(  # by position: a class called with names is given a dict of them, which costs half as much again
             request,
@@ -105,9 +117,17 @@ class ClientDoor:
         if inherited.purpose is not None:
             call.purpose = inherited.purpose
         telemetry.start(call)
+        return call
+
+    async def carry(self, call: Call) -> Reply:
+        """Carry a call through the pipeline; raises what `handle` does.
+
+        A call that has a `scope` is cancelled by its deadline; `too_late` has the answer to that.
+        """
+        telemetry = call.telemetry
         telemetry.attach()
         try:
-            reply = await pipeline.handle(call)
+            reply = await self.pipeline.handle(call)
             if not isinstance(reply, Reply) or reply.native is None:
                 reply = await self._made_native(call, reply)
             return _resumable(call, reply)
@@ -121,7 +141,14 @@ class ClientDoor:
         finally:
             telemetry.detach()
         # Outside the except block, so that a native exception is raised just as the transport raised it.
-        return self._translate(call, failure)
+        try:
+            return self._translate(call, failure)
+        finally:
+            del failure  # or its traceback and this frame would hold each other, and the request
+
+    def too_late(self, call: Call) -> Reply:
+        """Give the response to a call whose scope its deadline has cancelled."""
+        return self._refused(call, exceeded(call))
 
     async def _made_native(self, call: Call, reply: Reply) -> Reply:
         """Make a reply of the library's own kind of one that a policy has made, and end the call with it."""

@@ -132,7 +132,7 @@ class EventBuffer:
                 if self.stop is None:  # the end of no answer: nobody is to take it for one
                     self.stop = event.start
                     self.unreadable = True
-            elif kind in self._skipped:
+            elif kind in self._skipped and self.stop is None:  # nothing after that is passed on anyway
                 start, end = event.start - self._gone, event.end - self._gone
                 del self._bytes[start:end]
                 self._gone += end - start

@@ -16,6 +16,7 @@ from resilient_llm.call import outcome_of
 from resilient_llm.errors import AttemptError
 from resilient_llm.event_buffer import EventBuffer
 from resilient_llm.outcome import CANCELLED, DEADLINE_EXCEEDED, SUCCESS, Outcome
+from resilient_llm.outlet import Shortcut
 from resilient_llm.providers import (
     UNKNOWN,
     EventKind,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from resilient_llm.attempt_clock import AttemptClock
     from resilient_llm.call import Call
     from resilient_llm.message import Headers, Reply
+    from resilient_llm.outlet import Outlet
     from resilient_llm.providers import Dialect, Framing
     from resilient_llm.streams import LibraryErrors
 
@@ -58,6 +60,7 @@ class EventStream:
         "_held",
         "_over",
         "_reader",
+        "_shortcut",
         "_source",
         "_tells",
         "attempt",
@@ -101,6 +104,7 @@ class EventStream:
         )
         self._held = False  # whether there may be something in the buffer that could have been passed on
         self._over = False
+        self._shortcut: Shortcut | None = None
         if self._tells:
             reply.headers = _without(reply.headers, b"content-length")
         reply.stream = self
@@ -174,11 +178,14 @@ class EventStream:
             self._held = False
             ready = buffer.ready()
         if not ready and buffer.stop is None:
-            attempt, clock = self.attempt, self._clock
+            attempt, clock, shortcut = self.attempt, self._clock, self._shortcut
             began = 0.0 if clock is None else attempt.loop.time()
             until = attempt.deadline if clock is None else min(attempt.deadline, clock.until(began))
             try:
-                taken = await self._source.read(buffer.take, until)
+                if shortcut is None:
+                    taken = await self._source.read(buffer.take, until)
+                else:
+                    taken = await self._source.read(shortcut.take, until, shortcut.offer)
             except BaseException as error:  # noqa: BLE001 - told or raised again
                 return await self._interrupted(error)
             if taken is None:
@@ -192,6 +199,10 @@ class EventStream:
                 self._hear_content(attempt.loop.time())
             ready = b"" if taken is True else taken
         return ready if buffer.stop is None else await self._stopped(ready)
+
+    def put_into(self, outlet: Outlet) -> None:
+        """Have events go there as they come while somebody waits for the next, who gets what comes after them."""
+        self._shortcut = Shortcut(outlet, self._buffer, self._source, self.attempt, self._clock)
 
     async def aclose(self) -> None:
         """Close the reply; before its end this abandons the call."""
@@ -263,17 +274,27 @@ class EventStream:
 
     async def _interrupted(self, error: BaseException) -> bytes:
         """Tell the caller of an end that was none, in the stream if possible."""
-        if self._over or isinstance(error, anyio.BusyResourceError):
-            raise error  # another task has closed the stream, or is reading it
-        outcome = self._reader.interrupted(self._meaning(error))
-        await self._end(outcome)
-        if not isinstance(error, Exception):
-            raise error
-        if outcome.ok or self._reader.failure is not None:
-            raise StopAsyncIteration
-        if isinstance(error, ReadTimedOutError):
-            error = self._errors.timed_out(f"the stream was given up: {outcome.error_type}")
-        return self._fail(outcome, error)
+        try:
+            if self._over or isinstance(error, anyio.BusyResourceError):
+                raise error  # another task has closed the stream, or is reading it
+            if (
+                self._shortcut is not None
+                and self._buffer.stop is not None
+                and isinstance(error, ReadTimedOutError)
+            ):
+                taken = self._shortcut.take(b"")  # it is late, but had failed by its own account just before
+                return await self._stopped(b"" if taken is True else taken)
+            outcome = self._reader.interrupted(self._meaning(error))
+            await self._end(outcome)
+            if not isinstance(error, Exception):
+                raise error
+            if outcome.ok or self._reader.failure is not None:
+                raise StopAsyncIteration
+            if isinstance(error, ReadTimedOutError):
+                error = self._errors.timed_out(f"the stream was given up: {outcome.error_type}")
+            return self._fail(outcome, error)
+        finally:
+            del error  # or its traceback and this frame would hold each other, and the request
 
     async def _stopped(self, ready: bytes) -> bytes:
         """End a stream that says itself that it has failed, or that cannot be read on."""

@@ -48,7 +48,8 @@ class Location(NamedTuple):
 
 def locate(url: str) -> Location:
     """Take apart a URL; it may be relative. Its query, where keys hide, is neither looked at nor kept."""
-    url = url.partition("?")[0]
+    if "?" in url:
+        url = url.partition("?")[0]
     return _kept(url) if len(url) <= LONGEST_URL else _take_apart(url)
 
 

@@ -38,7 +38,7 @@ def header(headers: Headers, name: bytes) -> bytes | None:
     """Give the first value of the header `name` (lower case), or `None`."""
     size = len(name)
     for key, value in headers:
-        if key == name or (len(key) == size and key.lower() == name):
+        if len(key) == size and (key == name or key.lower() == name):
             return value
     return None
 

@@ -6,6 +6,7 @@ read until it has content. Everything else passes as it comes.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
 import anyio
@@ -42,6 +43,7 @@ _ERROR_BODY_TIME = 5.0
 _ANYTHING = "request"
 """The operation of requests nobody knows: an `error` in their reply may be what they asked for, of a job, say."""
 
+_EMPTY = (204, 205)
 _NO_JSON = frozenset({_ANYTHING, "speech"})
 _STREAMED = {"events": True, None: False}
 _FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")
@@ -61,24 +63,29 @@ class Receiver:
         self._holds = holds
         self._errors = errors
 
-    async def receive(self, reply: Reply, attempt: Call, clock: AttemptClock | None) -> Reply:
+    def receive(self, reply: Reply, attempt: Call, clock: AttemptClock | None) -> Awaitable[Reply]:
         """Give a reply that may be kept, and finish its attempt when that has been read.
 
         Raises `AttemptError` for one that may not.
         """
+        if self._reads and 200 <= reply.status < 300:
+            return self._receive_answer(reply, attempt, clock)
+        return self._receive_other(reply, attempt, clock)
+
+    async def _receive_other(self, reply: Reply, attempt: Call, clock: AttemptClock | None) -> Reply:
+        """Receive an error, what is neither error nor answer, and all that is not to be read here."""
         if not self._reads:
             ended = SUCCESS if reply.status < 400 else _classify(attempt, reply, b"")
             return self._relay(reply, attempt, clock, ended)
         if reply.status >= 400:
             raise await self._read_error(reply, attempt)
-        empty = reply.status in (204, 205) and not _is_of_model(attempt.request, attempt.profile)
-        if not 200 <= reply.status < 300 or empty or attempt.request.method == "HEAD":
-            return self._relay(reply, attempt, clock)
-        return await self._receive_answer(reply, attempt, clock)
+        return self._relay(reply, attempt, clock)
 
     async def _receive_answer(self, reply: Reply, attempt: Call, clock: AttemptClock | None) -> Reply:
         """Receive a 2xx by what it says it is, and by what it is where a stream was asked for."""
         request, profile = attempt.request, attempt.profile
+        if request.method == "HEAD" or (reply.status in _EMPTY and not _is_of_model(request, profile)):
+            return self._relay(reply, attempt, clock)
         kind, framing = media_type(reply.headers), _framing(request, profile)
         streams = kind == EVENT_STREAM
         if clock is not None:
@@ -90,12 +97,26 @@ class Receiver:
             streams = beginning.removeprefix(_BOM).startswith(_FIELDS)
         if streams and not reply.complete and framing is not None:
             return await self._stream(reply, attempt, clock, "events" if framing == "events" else "unknown")
-        if not streams and (request.method != "POST" or profile.operation in _NO_JSON):
-            return self._relay(reply, attempt, clock)  # a stored thing, say, that may well hold an error
-        # What does not say so must be JSON, or is a page of some proxy's instead of an answer.
-        if streams or not kind.startswith(_MEDIA) or is_json(kind):
-            return await self._read_body(reply, attempt, clock, framing)
-        return self._relay(reply, attempt, clock)
+        # What is not said to be sound or a picture must be JSON, or is a page of some proxy's instead of an answer.
+        if not streams and (
+            request.method != "POST"
+            or profile.operation in _NO_JSON  # a stored thing, say, that may well hold an error
+            or (kind.startswith(_MEDIA) and not is_json(kind))
+        ):
+            return self._relay(reply, attempt, clock)
+        stream = reply.stream
+        body = stream.body(_MAX_JSON_BODY) if isinstance(stream, BufferedStream) else None
+        if body is not None:
+            reply.buffered = True
+        else:
+            body, whole = await self._read(reply, _MAX_JSON_BODY)
+            if not whole:  # too large to look at: the caller reads on
+                return self._relay(reply, attempt, clock)
+        if profile.operation == _ANYTHING:
+            attempt.finish(SUCCESS)
+        else:
+            _understand(reply, body, attempt, profile.operation, framing)
+        return reply
 
     def _relay(
         self, reply: Reply, attempt: Call, clock: AttemptClock | None, ended: Outcome = SUCCESS
@@ -118,36 +139,6 @@ class Receiver:
         repeats = waits and attempt.profile.repeat_safe and stream.dialect.marks_end
         if attempt.streaming.until_complete or repeats:
             await stream.hold(reply)
-        return reply
-
-    async def _read_body(
-        self, reply: Reply, attempt: Call, clock: AttemptClock | None, framing: Framing | None
-    ) -> Reply:
-        stream = reply.stream
-        body = stream.body(_MAX_JSON_BODY) if isinstance(stream, BufferedStream) else None
-        if body is not None:
-            reply.buffered = True
-        else:
-            body, whole = await self._read(reply, _MAX_JSON_BODY)
-            if not whole:  # too large to look at: the caller reads on
-                return self._relay(reply, attempt, clock)
-        operation = attempt.profile.operation
-        if operation == _ANYTHING:
-            attempt.finish(SUCCESS)
-            return reply
-        outcome, answer = read_body(
-            dialect_for(attempt.request),
-            reply.status,
-            reply.headers,
-            body,
-            operation=operation,
-            streamed=_STREAMED.get(framing),
-        )
-        if not outcome.ok:
-            raise AttemptError(outcome, reply=reply)
-        attempt.answer_id = answer.id
-        attempt.telemetry.answered(id=answer.id, model=answer.model, finish_reasons=answer.finish_reasons)
-        attempt.finish(outcome)
         return reply
 
     async def _read_error(self, reply: Reply, attempt: Call) -> AttemptError:
@@ -180,6 +171,23 @@ class Receiver:
             reply.stream = stream
             reply.buffered = whole
         return body, whole
+
+
+def _understand(reply: Reply, body: bytes, attempt: Call, operation: str, framing: Framing | None) -> None:
+    """Finish an attempt with what its whole reply means; raises `AttemptError` if that is no answer."""
+    outcome, answer = read_body(
+        dialect_for(attempt.request),
+        reply.status,
+        reply.headers,
+        body,
+        operation=operation,
+        streamed=_STREAMED.get(framing),
+    )
+    if not outcome.ok:
+        raise AttemptError(outcome, reply=reply)
+    attempt.answer_id = answer.id
+    attempt.telemetry.answered(id=answer.id, model=answer.model, finish_reasons=answer.finish_reasons)
+    attempt.finish(outcome)
 
 
 def _is_of_model(request: Request, profile: Profile) -> bool:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import anyio
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["ReadTimedOutError", "Source", "abandon", "close"]
 
 Taken = TypeVar("Taken")
+Offer: TypeAlias = "Callable[[bytes], bytes | None]"
 
 _CLOSING = 1.0
 """Seconds that closing a body may take; whoever waits for the permits behind it waits no longer."""
@@ -48,17 +49,24 @@ class Source:
         self._stream = stream
         self._loop = loop
         self._iterator: AsyncIterator[bytes] | None = None
-        self._alarm = _alarm_in(loop)
+        native = loop._loop
+        self._alarm: _Alarm | _ScopeAlarm = (
+            _Alarm(native) if isinstance(native, asyncio.AbstractEventLoop) else _ScopeAlarm(loop.scope)
+        )
         self._reading = False
         self._ended = False
         self._closed = False
 
-    async def read(self, take: Callable[[bytes], Taken], until: float = math.inf) -> Taken | None:
+    async def read(
+        self, take: Callable[[bytes], Taken], until: float = math.inf, offer: Offer | None = None
+    ) -> Taken | None:
         """Read on until `take` makes something of what comes, and give that; `None` at the end.
 
-        `until` is on `anyio.current_time()`'s clock. A body that fails is closed. Raises `ReadTimedOutError`,
-        `BusyResourceError` when another task is reading, `ClosedResourceError` when one closes it meanwhile (or
-        what the stream makes of that), and whatever the stream raises.
+        What comes while this waits is shown first to `offer`, where the body can do that, in the midst of the event
+        loop's reading; `take` gets what it gives back, and where that is `None` nobody wakes up. `until` is on
+        `anyio.current_time()`'s clock. A body that fails is closed. Raises `ReadTimedOutError`, `BusyResourceError`
+        when another task is reading, `ClosedResourceError` when one closes it meanwhile (or what the stream makes of
+        that), and whatever the stream raises.
         """
         if self._reading:
             raise anyio.BusyResourceError("reading from")
@@ -67,11 +75,12 @@ class Source:
         iterator, alarm = self._iterator, self._alarm
         if iterator is None:
             iterator = self._begin()
+        following = iterator.__anext__ if offer is None else _offering(iterator, offer)
         self._reading = True
         try:
             alarm.start(until)
             while True:
-                taken = take(await iterator.__anext__())
+                taken = take(await following())
                 if taken:
                     return taken
         except StopAsyncIteration:
@@ -89,6 +98,10 @@ class Source:
             raise anyio.ClosedResourceError
         await self._give_up()
         raise ReadTimedOutError
+
+    def extend(self, until: float) -> None:
+        """Let the read that has begun last until then, which is later; from an `offer`."""
+        self._alarm.extend(until)
 
     async def _is_late(self, error: BaseException) -> bool:
         """Tell whether a read failed for being late alone, and give the body up if not."""
@@ -131,13 +144,13 @@ class Source:
             self._loop.post(partial(_forget, id(iterator)))
 
 
+def _offering(iterator: AsyncIterator[bytes], offer: Offer) -> Callable[[], Awaitable[bytes]]:
+    offering = getattr(iterator, "offering", None)
+    return iterator.__anext__ if offering is None else partial(offering, offer)
+
+
 def _forget(identity: int) -> None:
     _kept.pop(identity, None)
-
-
-def _alarm_in(loop: EventLoop) -> _Alarm | _ScopeAlarm:
-    native = loop._loop
-    return _Alarm(native) if isinstance(native, asyncio.AbstractEventLoop) else _ScopeAlarm(loop.scope)
 
 
 class _Alarm:
@@ -166,6 +179,10 @@ class _Alarm:
         self._until = until
         if until < self._due:
             self._set(until)
+
+    def extend(self, until: float) -> None:
+        """Let the read last until then, which is later."""
+        self._until = until  # the timer goes off before that, and finds it
 
     def stop(self, error: BaseException | None = None) -> bool:
         """End a read; tell whether it is this alarm that `error` comes from, and nobody else wants the task to end."""
@@ -221,6 +238,11 @@ class _ScopeAlarm:
         if until != math.inf:
             self._scope = self._make_scope(deadline=until)
             self._scope.__enter__()
+
+    def extend(self, until: float) -> None:
+        """Let the read last until then, which is later."""
+        if self._scope is not None:
+            self._scope.deadline = until
 
     def stop(self, error: BaseException | None = None) -> bool:
         """End a read; tell whether it is this alarm that `error` comes from, and nobody else wants the task to end."""

@@ -8,11 +8,12 @@ from threading import Thread
 import anyio
 import pytest
 
-from resilient_llm import Profile, Request, Target
+from resilient_llm import CallNext, Profile, Reply, Request, Retry, Target
 from resilient_llm._loop import EventLoop
 from resilient_llm.call import Call
 from resilient_llm.outcome import SUCCESS, Outcome
 from resilient_llm.telemetry.silent import SILENT
+from tests.support import Door, Provider
 
 pytestmark = pytest.mark.anyio
 
@@ -97,3 +98,18 @@ async def test_callbacks_know_when_they_are_run() -> None:
     await anyio.sleep(1)
     call.on_finish(lambda _: noted.append(call.ended))
     assert noted == pytest.approx([began + 1, began + 2, began + 3])
+
+
+async def test_what_callbacks_leave_to_await_is_awaited_before_a_whole_reply_is_given() -> None:
+    settled: list[bool] = []
+
+    async def policy(call: Call, call_next: CallNext) -> Reply:
+        async def settle() -> None:
+            await anyio.sleep(1)
+            settled.append(call.parent is None)
+
+        call.on_finish(lambda _: settle())
+        return await call_next(call)
+
+    await Door(policy, Retry(), policy, provider=Provider())()
+    assert sorted(settled) == [False, True]

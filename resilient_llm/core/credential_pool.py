@@ -15,6 +15,7 @@ from resilient_llm.core.token_bucket import TokenBucket
 __all__ = ["CredentialHealth", "CredentialPool", "CredentialState", "CredentialUse", "Terms"]
 
 _MINUTE = 60.0
+_BUSIEST = (math.inf, (math.inf, 0))
 _SOON = 1.0
 """Seconds until a credential that is in full use may be free: nobody knows when calls end."""
 
@@ -158,7 +159,7 @@ class CredentialPool:
 
     def take(self, now: float, purpose: str | None, exclude: Collection[int] = ()) -> int | None:
         """Take a credential for a call, to be released when it ends; `None` when none may be had now."""
-        best, least = None, (math.inf, (math.inf, 0))
+        best, least = None, _BUSIEST
         for index, member in enumerate(self._members):
             if index in exclude or not self._may_have(index, member, now, purpose):
                 continue
@@ -170,7 +171,8 @@ class CredentialPool:
             member.in_flight += 1
             self._taken += 1
             member.used = (now, self._taken)
-            member.probing = member.probing or member.failures > 0
+            if member.failures:
+                member.probing = True
             if member.bucket is not None:
                 member.bucket.take(1.0, now)
         return best
@@ -182,7 +184,8 @@ class CredentialPool:
         What began before the credential was set aside says nothing about it any more.
         """
         member = self._members[index]
-        member.in_flight = max(0, member.in_flight - 1)
+        if member.in_flight:
+            member.in_flight -= 1
         if member.failures and taken > member.dead_since:
             member.probing = False
             if ok:

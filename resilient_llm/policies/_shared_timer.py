@@ -35,7 +35,7 @@ class SharedTimer:
         self._ticking = False
 
     def watch(self, scope: anyio.CancelScope, deadline: float) -> None:
-        """Cancel a scope that was entered just now at its deadline, unless it is left to itself before."""
+        """Cancel a scope that has been entered at its deadline, unless it is left to itself before."""
         if deadline < self._latest or not (self._ticking or self._tick(deadline)):
             scope.deadline = deadline  # out of turn, or on trio: it sees to that itself
             return
@@ -43,8 +43,13 @@ class SharedTimer:
         self._deadlines[scope] = deadline
 
     def leave(self, scope: anyio.CancelScope) -> None:
-        """Leave a scope to itself: it is over, or has no deadline any more."""
+        """Leave a scope to itself that is over."""
         self._deadlines.pop(scope, None)
+
+    def disarm(self, scope: anyio.CancelScope) -> None:
+        """Let a scope go on without a deadline."""
+        if self._deadlines.pop(scope, None) is None:
+            scope.deadline = math.inf
 
     def _tick(self, until: float) -> bool:
         self._ticking = self.loop.call_at(until, self._ring)

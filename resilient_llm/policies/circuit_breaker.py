@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CircuitBreaker"]
 
+_CLOSED = CircuitState.CLOSED
 _SUCCEEDED = Verdict.SUCCESS
 _SUCCESS = Result.SUCCESS
 _FAILURE = Result.FAILURE
@@ -249,7 +250,8 @@ class CircuitBreaker:
         keyed = self._circuits.of(call)
         if self._shared is not None and keyed.shared is not None:
             return self._shared.look(call, keyed.shared)
-        return keyed.circuit.retry_after(call.loop.time())
+        circuit = keyed.circuit
+        return 0.0 if circuit.state is _CLOSED else circuit.retry_after(call.loop.time())
 
     def state(self, key: Hashable) -> CircuitState:
         """Give the state of a key's circuit; an open one whose break has elapsed is still `OPEN` until a call comes."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from resilient_llm.errors import DeadlineExceededError
@@ -14,13 +13,14 @@ from resilient_llm.policies._options import label, seconds
 from resilient_llm.policies._shared_timer import SharedTimer
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     import anyio
 
     from resilient_llm.call import Call, CallNext
     from resilient_llm.message import Reply
-    from resilient_llm.outcome import Outcome
 
-__all__ = ["Deadline"]
+__all__ = ["Deadline", "exceeded"]
 
 _NUMBER = re.compile(rb"[0-9]{1,9}(\.[0-9]{1,9})?")
 
@@ -43,7 +43,7 @@ class Deadline:
         if self.header is not None:
             label(header=self.header)
 
-    async def __call__(self, call: Call, call_next: CallNext) -> Reply:
+    def __call__(self, call: Call, call_next: CallNext) -> Awaitable[Reply]:
         """Await the rest of the pipeline, until the deadline."""
         total = self.total
         if call.inbound and self.header is not None:
@@ -51,31 +51,43 @@ class Deadline:
         call.deadline = min(call.deadline, call.started + total)
         # A scope acts at the first checkpoint, which may come after all is done.
         if call.deadline <= call.loop.time():
-            raise _exceeded(call)
+            raise exceeded(call)
         timer = self._timer
         if timer is None or timer.loop is not call.loop:
             timer = SharedTimer(call.loop)
             object.__setattr__(self, "_timer", timer)
-        with call.loop.scope() as scope:
-            timer.watch(scope, call.deadline)
-            if call.inbound:
-                # There the pipeline returns only when the app does; what runs after the reply has no deadline.
-                call.on_finish(partial(_disarm, timer, scope))
-            try:
-                return await call_next(call)
-            finally:
-                timer.leave(scope)
-        raise _exceeded(call)
+        if call.scope is not None:
+            return _in_lent_scope(call.scope, timer, call, call_next)
+        return _in_own_scope(timer, call, call_next)
 
 
-def _exceeded(call: Call) -> DeadlineExceededError:
-    after = call.deadline - call.started
+async def _in_own_scope(timer: SharedTimer, call: Call, call_next: CallNext) -> Reply:
+    with call.loop.scope() as scope:
+        timer.watch(scope, call.deadline)
+        if call.inbound:
+            # There the pipeline returns only when the app does; what runs after the reply has no deadline.
+            call.on_finish(lambda _outcome: timer.disarm(scope))
+        try:
+            return await call_next(call)
+        finally:
+            timer.leave(scope)
+    raise exceeded(call)
+
+
+async def _in_lent_scope(
+    scope: anyio.CancelScope, timer: SharedTimer, call: Call, call_next: CallNext
+) -> Reply:
+    timer.watch(scope, call.deadline)
+    try:
+        return await call_next(call)  # should it be cancelled, whoever lent the scope finds out by whom
+    finally:
+        timer.disarm(scope)
+
+
+def exceeded(call: Call) -> DeadlineExceededError:
+    """Make the error of a call that was not done by its deadline."""
+    after = max(0.0, call.deadline - call.started)  # one that is inherited may have passed before
     return DeadlineExceededError(f"the call was not done by its deadline, {after:g} s after it began")
-
-
-def _disarm(timer: SharedTimer, scope: anyio.CancelScope, _outcome: Outcome) -> None:
-    timer.leave(scope)
-    scope.deadline = math.inf
 
 
 def _asked_for(call: Call, header: str) -> float:

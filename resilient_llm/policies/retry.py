@@ -14,6 +14,7 @@ import anyio
 from resilient_llm.core.backoff import Backoff, floor_with_jitter
 from resilient_llm.core.retry_budget import RetryBudget
 from resilient_llm.errors import AttemptError, ConfigurationError, RejectedError
+from resilient_llm.message import header
 from resilient_llm.ordering import Placement
 from resilient_llm.outcome import Outcome
 from resilient_llm.policies._keyed import Keyed
@@ -106,50 +107,50 @@ class Retry:
         if call.request.body is None:
             await self._keep_upload(call)
         self._give_key(call)
-        failure: AttemptError | None = None
+        failure = None if call.broke is None else AttemptError(call.broke)
         said: AttemptError | None = None
         refusals = 0
-        if call.broke is None:
+        if failure is None:  # else a stream that was read in part is to be gone on with: one more attempt
             budget.deposit(call.loop.time())
-        else:  # a stream that was read in part is to be gone on with: one more attempt of the same call
-            failure = AttemptError(call.broke)
-            await self._wait_after(call, failure, budget)
-        while True:
-            attempt = call.attempt(reason="retry" if call.attempts else "initial")
-            try:
-                return await attempt.run(call_next)
-            except RejectedError:
-                # Refused below, by an open circuit or a full target: no attempt was made of it. What the provider
-                # itself said last tells the caller more than our refusal to ask again.
-                call.attempts -= 1
-                if failure is None:
-                    raise
-                call.retries -= 1
-                refusals += 1
-                if call.route is None or refusals >= self.max_attempts:
-                    call.exhausted = True
-                    raise said or failure  # noqa: B904 - its cause is the transport's own exception, and stays
-            except AttemptError as error:
-                if failure is not None and failure.reply is not None:
-                    await failure.reply.stream.aclose()
-                failure = error
-                if said is None and error.outcome.context_exceeded:
-                    said = error  # what the caller can do something about, whatever fails after it elsewhere
-            await self._wait_after(call, failure, budget, said)
+        try:
+            while True:
+                if failure is not None and not await self._wait_after(call, failure, budget):
+                    raise said or failure
+                attempt = call.attempt(reason="retry" if call.attempts else "initial")
+                try:
+                    return await attempt.run(call_next)
+                except RejectedError:
+                    # Refused below, by an open circuit or a full target: no attempt was made of it. What the provider
+                    # itself said last tells the caller more than our refusal to ask again.
+                    call.attempts -= 1
+                    if failure is None:
+                        raise
+                    call.retries -= 1
+                    refusals += 1
+                    if call.route is None or refusals >= self.max_attempts:
+                        call.exhausted = True
+                        raise said or failure  # noqa: B904 - its cause is the transport's own exception, and stays
+                except AttemptError as error:
+                    if failure is not None and failure.reply is not None:
+                        await failure.reply.stream.aclose()
+                    failure = error
+                    # Of a prompt that is too long the caller can do something about, whatever fails after it elsewhere.
+                    said = said or (error if error.outcome.context_exceeded else None)
+        finally:
+            del failure, said  # or their tracebacks and this frame would hold each other, and the request
 
-    async def _wait_after(
-        self, call: Call, failure: AttemptError, budget: RetryBudget, said: AttemptError | None = None
-    ) -> None:
-        """Wait until the next attempt is to be made; raises `said`, or the failure, when there is to be none."""
+    async def _wait_after(self, call: Call, failure: AttemptError, budget: RetryBudget) -> bool:
+        """Wait until the next attempt is to be made; `False`, and at once, when there is to be none."""
         wait = self._decide(call, failure.outcome, budget)
         if wait is None:
-            raise said or failure
+            return False
         if failure.reply is not None and not failure.reply.buffered:
             await failure.reply.stream.aclose()
             failure.reply = None
         if wait is not _AT_ONCE:
             await self._back_off(call, wait, budget)
         call.retries += 1
+        return True
 
     async def _keep_upload(self, call: Call) -> None:
         """Make a body replayable that can be read only once, if it is not too large."""
@@ -166,11 +167,11 @@ class Retry:
         """Let the provider recognise the request when it comes again, where it can."""
         if not self.idempotency_key or call.work is not None:  # a function is given no headers
             return
-        request = call.request
-        header = call.profile.idempotency_header
-        if header is not None and request.header(header) is None:
+        request, name = call.request, call.profile.idempotency_header
+        if name is not None and header(request.headers, name) is None:
             key = _version_4(self.random.getrandbits(128))
-            call.request = request.replace(headers=[*request.headers, (header, key.encode())])
+            call.request = request.replace(headers=[*request.headers, (name, key.encode())])
+            call.request.dialect = request.dialect  # which does not go by this header
 
     def _decide(self, call: Call, outcome: Outcome, budget: RetryBudget) -> _Wait | None:
         """Give the wait before the next attempt, or `None` when there is to be none."""

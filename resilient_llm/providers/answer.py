@@ -10,7 +10,7 @@ import json
 from enum import Enum
 
 from resilient_llm.message import JSONObject
-from resilient_llm.outcome import Usage
+from resilient_llm.outcome import Usage, counted
 
 __all__ = ["CHARACTERS_PER_TOKEN", "Answer", "EventKind", "count", "objects", "written"]
 
@@ -150,14 +150,7 @@ class Answer:
     def usage(self) -> Usage | None:
         """Give what was reported, or `None`."""
         counts = (self.input_tokens, self.output_tokens, self.cached_tokens, self.reasoning_tokens)
-        if counts == _UNKNOWN:
-            return None
-        return Usage(
-            input_tokens=self.input_tokens,
-            output_tokens=self.output_tokens,
-            cached_tokens=self.cached_tokens,
-            reasoning_tokens=self.reasoning_tokens,
-        )
+        return None if counts == _UNKNOWN else counted(*counts)
 
     def estimate(self) -> Usage | None:
         """Give what was used so far, by the length of the text where that says more than the report does.
@@ -184,7 +177,9 @@ def objects(value: object) -> list[JSONObject]:
 
 def count(holder: object, name: str) -> int | None:
     """Give the whole number, at least 0, that a JSON object has under a name, or `None`."""
-    number = holder.get(name) if isinstance(holder, dict) else None
+    if not isinstance(holder, dict):
+        return None
+    number = holder.get(name)
     return number if type(number) is int and number >= 0 else None  # a bool is none
 
 

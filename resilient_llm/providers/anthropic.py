@@ -65,15 +65,11 @@ class AnthropicDialect(BaseDialect):
             return super().profile(request)
         body = request.json
         model = text(body.get("model")) or model
-        make = kept_profile if model is None or len(model) <= LONGEST_MODEL else Profile
-        return make(
-            provider=location.provider or self.provider,
-            operation=operation,
-            model=model,
-            stream=body.get("stream") is True or method == "streamRawPredict",
-            repeat_safe=body.get("thread") is None,
-            resumable=location.path.endswith("/v1/messages") and body.get("messages") is not None,
-        )
+        stream = body.get("stream") is True or method == "streamRawPredict"
+        repeat_safe = body.get("thread") is None
+        resumable = location.path.endswith("/v1/messages") and body.get("messages") is not None
+        make = kept_profile if model is None or len(model) <= LONGEST_MODEL else kept_profile.__wrapped__
+        return make(location.provider or self.provider, operation, model, stream, repeat_safe, resumable)
 
     def recognises(self, body: JSONObject) -> bool:
         """Tell by its type whether a reply or an event is one of this API's."""

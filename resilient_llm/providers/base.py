@@ -36,11 +36,30 @@ _IDENTIFIER = re.compile(r"[A-Za-z][A-Za-z0-9]*(?:[._-][A-Za-z0-9]+)*")
 _MAX_IDENTIFIER = 48
 _MAX_DIGITS = 4
 
-kept_profile = lru_cache(maxsize=1024)(Profile)
-"""Gives a profile as `Profile` does, the same one for the same values: requests ask for little that is new.
 
-Not for models with names longer than `LONGEST_MODEL`.
-"""
+@lru_cache(maxsize=1024)
+def kept_profile(  # noqa: PLR0917 - a cache counts by position
+    provider: str,
+    operation: str,
+    model: str | None,
+    stream: bool,  # noqa: FBT001
+    repeat_safe: bool,  # noqa: FBT001
+    resumable: bool,  # noqa: FBT001
+    idempotency_header: bytes | None = None,
+) -> Profile:
+    """Give a profile, the same one for the same values: requests ask for little that is new.
+
+    Not for models with names longer than `LONGEST_MODEL`: for these there is `kept_profile.__wrapped__`.
+    """
+    return Profile(
+        provider=provider,
+        operation=operation,
+        model=model,
+        stream=stream,
+        repeat_safe=repeat_safe,
+        idempotency_header=idempotency_header,
+        resumable=resumable,
+    )
 
 
 class Dialect(Protocol):

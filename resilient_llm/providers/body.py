@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from resilient_llm.core.sse import DEFAULT_MAX_EVENT_SIZE
 from resilient_llm.message import Headers, JSONObject, header
-from resilient_llm.outcome import SUCCESS, Outcome
+from resilient_llm.outcome import SUCCESS, Outcome, success
 from resilient_llm.providers.answer import Answer, objects
 from resilient_llm.providers.content import ContentDecoder, decode_body
 from resilient_llm.providers.event_reader import classify_error, fault
@@ -124,30 +124,31 @@ def read_body(
     if status in _EMPTY:
         return (fault("empty_body", status) if known else SUCCESS), Answer()
     parsed = parse(decoded)
-    items: list[JSONObject]
+    answer = Answer()
     if isinstance(parsed, dict):
-        items = [parsed]
+        outcome = _read_object(dialect, status, headers, parsed, answer)
+        strange = _PARTS.isdisjoint(parsed)
     elif isinstance(parsed, list):  # Gemini writes streams as lists
         items = objects(parsed)
+        read = (_read_object(dialect, status, headers, item, answer) for item in items)
+        outcome = next((outcome for outcome in read if outcome is not SUCCESS), SUCCESS)
+        strange = all(map(_PARTS.isdisjoint, items))
     else:
         return _read_other(dialect, status, headers, decoded, operation, streamed=streamed)
-    answer = Answer()
-    outcome = _read_items(dialect, status, headers, items, answer)
-    if outcome is SUCCESS and (streamed or (known and all(map(_PARTS.isdisjoint, items)))):
+    if outcome is SUCCESS and (streamed or (known and strange)):
         outcome = fault("unexpected_body", status)
     return _with_usage(outcome, answer), answer
 
 
-def _read_items(
-    dialect: Dialect, status: int, headers: Headers, items: list[JSONObject], answer: Answer
+def _read_object(
+    dialect: Dialect, status: int, headers: Headers, item: JSONObject, answer: Answer
 ) -> Outcome:
-    """Read the objects of a reply up to one that is an error."""
-    for item in items:
-        if reports_error(item):
-            return classify_error(dialect, status, headers, item)
-        dialect.read_body(item, answer)
-        if answer.problem is not None:
-            return classify_error(dialect, status, headers, {"error": answer.problem})
+    """Read an object of a reply, and say what it means."""
+    if reports_error(item):
+        return classify_error(dialect, status, headers, item)
+    dialect.read_body(item, answer)
+    if answer.problem is not None:
+        return classify_error(dialect, status, headers, {"error": answer.problem})
     return SUCCESS
 
 
@@ -189,5 +190,5 @@ def _with_usage(outcome: Outcome, answer: Answer) -> Outcome:
     reported = answer.output_tokens is not None
     usage = answer.usage if reported else answer.estimate()
     if outcome is SUCCESS:
-        return Outcome(verdict=SUCCESS.verdict, usage=usage)
+        return success(usage)
     return replace(outcome, usage=usage)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import ClassVar, NamedTuple
 
-from resilient_llm._kept import LONGEST_MODEL
+from resilient_llm._kept import LONGEST_MODEL, LONGEST_URL
 from resilient_llm.call import Profile
 from resilient_llm.core import sse
 from resilient_llm.location import locate
@@ -88,18 +89,14 @@ class OpenAIDialect(BaseDialect):
         body = request.json
         provider = location.provider or self.provider
         model = text(body.get("model")) or _deployment(location.path)
-        make = kept_profile if model is None or len(model) <= LONGEST_MODEL else Profile
-        return make(
-            provider=provider,
-            operation=route.operation,
-            model=model,
-            stream=body.get("stream") is True and route.operation != "embeddings",
-            repeat_safe=route.repeat_safe and not stored(body) and body.get("conversation") is None,
-            # The SDK renews a caller's key for each step of its tool runners, which suggests that the API
-            # goes by it. A server at an unknown host does too or passes over it; known others document none.
-            idempotency_header=b"idempotency-key" if provider == "openai" else None,
-            resumable=route is _CHAT and body.get("messages") is not None and body.get("n") in (None, 1),
-        )
+        stream = body.get("stream") is True and route.operation != "embeddings"
+        repeat_safe = route.repeat_safe and not stored(body) and body.get("conversation") is None
+        resumable = route is _CHAT and body.get("messages") is not None and body.get("n") in (None, 1)
+        # The SDK renews a caller's key for each step of its tool runners, which suggests that the API
+        # goes by it. A server at an unknown host does too or passes over it; known others document none.
+        key = b"idempotency-key" if provider == "openai" else None
+        make = kept_profile if model is None or len(model) <= LONGEST_MODEL else kept_profile.__wrapped__
+        return make(provider, route.operation, model, stream, repeat_safe, resumable, key)
 
     def read_event(self, event: str, body: JSONObject, answer: Answer) -> EventKind:  # noqa: ARG002 - never needed
         """Read an event of a completion, a response, or the endpoints for sound and pictures."""
@@ -152,8 +149,15 @@ def error_body(status: int, message: str, *, code: str | None = None) -> bytes:
 
 def _route(path: str) -> _Route | None:
     """Find the route by the last two segments of a path, or by the last."""
+    return _kept_route(path) if len(path) <= LONGEST_URL else _find_route(path)
+
+
+def _find_route(path: str) -> _Route | None:
     head, _, last = path.rpartition("/")
     return _ROUTES.get(f"/{head.rpartition('/')[2]}/{last}") or _ROUTES.get(f"/{last}")
+
+
+_kept_route = lru_cache(maxsize=1024)(_find_route)
 
 
 def _deployment(path: str) -> str | None:

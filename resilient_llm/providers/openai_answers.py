@@ -52,9 +52,10 @@ def read_usage(usage: object, answer: Answer) -> None:
     if not isinstance(usage, dict):
         return
     total = count(usage, "total_tokens")
-    written, read = count(usage, "completion_tokens"), count(usage, "prompt_tokens")
+    written = count(usage, "completion_tokens")
     if written is None:
         written = count(usage, "output_tokens")
+    read = count(usage, "prompt_tokens")
     if read is None:
         read = count(usage, "input_tokens")
     if total is not None and read is not None:

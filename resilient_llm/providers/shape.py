@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 __all__ = ["MAX_LEARNT", "TEXTS", "Shape", "learn"]
 
@@ -54,13 +54,11 @@ class _Place(NamedTuple):
     number: bool
 
 
-class _Hole(NamedTuple):
-    text: bool
-    number: bool
-    until: str
-    """What stands between this hole and the next; empty for the last one."""
-    size: int
-    """... and how long that is."""
+_Hole: TypeAlias = tuple[bool, bool, str, int]
+"""Whether there is text in it, or a number; what stands between it and the next, if there is one; how long that is.
+
+A named tuple would take longer to be taken apart.
+"""
 
 
 class Shape:
@@ -100,8 +98,8 @@ class Shape:
         self._start = len(self._head)
         self._left = len(self._tail)
         rest = [data[hole.end : after.start] for hole, after in pairwise(holes)]
-        self._holes = [
-            _Hole(hole.text, hole.number, until, len(until))
+        self._holes: list[_Hole] = [
+            (hole.text, hole.number, until, len(until))
             for hole, until in zip(holes, [*rest, ""], strict=True)
         ]
 

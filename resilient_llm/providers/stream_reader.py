@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from resilient_llm.core.json_array import JSONArrayParser
 from resilient_llm.core.sse import DEFAULT_MAX_EVENT_SIZE, Event, EventTooLargeError, SSEParser
 from resilient_llm.message import Headers, header
-from resilient_llm.outcome import CANCELLED, SUCCESS, Outcome, Verdict
+from resilient_llm.outcome import CANCELLED, SUCCESS, Outcome, Verdict, success
 from resilient_llm.providers.answer import Answer, EventKind
 from resilient_llm.providers.content import ContentDecoder
 from resilient_llm.providers.event_reader import EventReader, fault, parse_data
@@ -150,11 +150,11 @@ class StreamReader:
         if self._rest or events[-1].end != parser.offset:
             self._rest.clear()
             self._rest += data[len(data) - parser.offset + events[-1].end :]
-        kinds = []
         read = self._events.read
-        for event in events:
-            kinds.append((read(event), event))  # noqa: PERF401 - for one event, as mostly, this is faster
-        return kinds
+        if len(events) == 1:  # as mostly
+            event = events[0]
+            return [(read(event), event)]
+        return [(read(event), event) for event in events]
 
     def close(self) -> Outcome:
         """Take the clean end of the stream and say what it means."""
@@ -232,6 +232,6 @@ class StreamReader:
         final = outcome.ok or answer.finished or self._events.accounted
         usage = answer.usage if final and answer.output_tokens is not None else answer.estimate()
         if outcome is SUCCESS:  # nearly always, and `replace` is slow
-            return Outcome(verdict=Verdict.SUCCESS, usage=usage)
+            return success(usage)
         ambiguous = outcome.ambiguous or (self.has_content and outcome.verdict is Verdict.FAILURE)
         return replace(outcome, usage=usage, ambiguous=ambiguous)

@@ -6,9 +6,9 @@ What a call has tried already is the route's to remember; which of the usable ta
 from __future__ import annotations
 
 import math
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from resilient_llm.core.credential_pool import CredentialPool
 from resilient_llm.ordering import chained
@@ -42,6 +42,9 @@ _SOON = 1.0
 """Seconds after which a call that asks how long it takes may know more: nobody knows when calls end."""
 
 _SUCCESS = Verdict.SUCCESS
+
+Failed: TypeAlias = "Callable[[Call, Deployment, Outcome], None]"
+"""Hear that an attempt has ended without success, once its deployment has learnt from that."""
 
 
 class Deployment:
@@ -224,11 +227,14 @@ class Deployment:
         call.target = asked
         return longest
 
-    def take(self, call: Call, now: float) -> None:
-        """Make an attempt one of this target's: its request, its credential, its place in the load."""
+    def take(self, call: Call, now: float, failed: Failed) -> None:
+        """Make an attempt one of this target's: its request, its credential, its place in the load.
+
+        `failed` hears when it has ended without success.
+        """
         target, pool = self.target, self.credentials
         index = None if pool is None else pool.take(now, call.purpose)
-        call.on_finish(partial(self._finished, call, index, now))
+        call.on_finish(partial(self._finished, call, failed, index, now))
         self.load.sent(now, call.tokens or 0.0)
         secret = None if index is None else target.secret(index)
         call.direct(target, rewrite(call.request, target, secret))
@@ -241,11 +247,17 @@ class Deployment:
             self._chained, self._chain = call_next, chained(self.target.policies, call_next)
         return self._chain
 
-    def _finished(self, call: Call, index: int | None, taken: float, outcome: Outcome) -> None:
-        now = call.loop.time()
-        self._note(call, index, taken, now, outcome)
-        if index is not None:
-            self._waiting.wake(now)
+    def _finished(
+        self, call: Call, failed: Failed, index: int | None, taken: float, outcome: Outcome
+    ) -> None:
+        now = call.ended
+        try:
+            self._note(call, index, taken, now, outcome)
+            if index is not None:
+                self._waiting.wake(now)
+        finally:
+            if outcome.verdict is not _SUCCESS:
+                failed(call, self, outcome)
 
     def _note(self, call: Call, index: int | None, taken: float, now: float, outcome: Outcome) -> None:
         """Learn from the end of an attempt, or from its being taken back."""

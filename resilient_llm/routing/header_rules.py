@@ -66,7 +66,7 @@ class HeaderRules:
     credentials are left behind; with `resized` the body is another than the caller's.
     """
 
-    __slots__ = ("_fates", "_host", "_replaced", "_resized", "_strip")
+    __slots__ = ("_fates", "_host", "_kept", "_replaced", "_resized", "_strip")
 
     def __init__(
         self, host: bytes | None, replaced: Collection[bytes], *, strip: bool, resized: bool
@@ -76,14 +76,18 @@ class HeaderRules:
         self._strip = strip
         self._resized = resized
         self._fates: dict[bytes, _Fate] = {}
+        self._kept: set[bytes] = set()
 
     def apply(self, headers: Headers, size: int | None) -> Headers:
         """Give the headers that go to the target, in their order; `size` is that of the body where it is another."""
-        fates = self._fates
+        kept = self._kept
         written: Headers = []
         for header in headers:
             name = header[0]
-            fate = fates.get(name) or self._decide(name)
+            if name in kept:  # as nearly all are
+                written.append(header)
+                continue
+            fate = self._fates.get(name) or self._decide(name)
             if fate == "kept":
                 written.append(header)
             elif fate == "host" and self._host is not None:
@@ -101,6 +105,8 @@ class HeaderRules:
         fate = self._fate(name.lower())
         if len(self._fates) < _MOST_NAMES and len(name) <= _LONGEST_NAME:
             self._fates[name] = fate
+            if fate == "kept":
+                self._kept.add(name)
         return fate
 
     def _fate(self, name: bytes) -> _Fate:

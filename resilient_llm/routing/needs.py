@@ -28,11 +28,12 @@ _OWN_TURNS = frozenset({"assistant", "model"})
 class Needs:
     """Say what one call needs: a dialect, capabilities, room for its prompt."""
 
-    def __init__(self, call: Call, estimate: Estimate, *, place: object = None, larger_than: int = 0) -> None:
+    def __init__(self, call: Call, estimate: Estimate, place: object = None, larger_than: int = 0) -> None:
         owner = call.parent or call
         # The call holds its route, and the route this: held in return, all of a request would be left to the
         # garbage collector.
-        self._attempt, self._owner = ref(call), ref(owner)
+        self._attempt = ref(call)
+        self._owner = ref(owner)
         self.request = call.request
         """The request it is, as its caller has written it."""
         self.continues = call.streaming.declared and owner.broke is not None

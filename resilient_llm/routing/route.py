@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from resilient_llm.call import Again
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Group", "Queueing", "Route", "Tell"]
 
-_SUCCESS = Verdict.SUCCESS
 _ROUNDING = 1e-6
 """Seconds by which a time that was kept on a clock may be off."""
 
@@ -76,6 +74,7 @@ class Route:
         "_stage",
         "_tell",
         "_tried",
+        "answered",
         "last",
         "needs",
         "tries",
@@ -98,13 +97,16 @@ class Route:
         self._tell = tell
         self._stage = 0
         self._tried: list[Deployment] = []  # in this round
-        self._given_up: list[Deployment] = []  # not for this call
+        self._given_up: tuple[Deployment, ...] = ()  # not for this call
         self._refused: dict[Deployment, RejectedError] = {}  # on this side, since it last waited
-        self._spared: list[Deployment] = []
+        self._spared: tuple[Deployment, ...] = ()
         """Once for each attempt that failed for its credential and is not counted."""
         self.tries = 0
         """Attempts made of the model it is at, but for hedges, and for those that found a credential dead."""
         self.last: Deployment | None = None
+        """Where it went last."""
+        self.answered: Deployment | None = None
+        """Which of them has answered."""
 
     @property
     def chain(self) -> Sequence[Group]:
@@ -157,13 +159,12 @@ class Route:
     def send(self, call: Call, deployment: Deployment, now: float) -> None:
         """Make an attempt one of the target that was chosen."""
         self._tried.append(deployment)
-        call.on_finish(partial(self._ended, call, deployment))
         if call.reason != "hedge":
             if self._stage and not self.tries:
                 call.reason = "fallback"
             self.tries += 1
         self.last = deployment
-        deployment.take(call, now)
+        deployment.take(call, now, self._failed)
 
     def refused(self, call: Call, deployment: Deployment, error: RejectedError) -> None:
         """Note that an attempt has been refused on this side and taken back: it has not been made."""
@@ -177,21 +178,20 @@ class Route:
         self._tried.clear()
         self._refused.clear()
 
-    def _ended(self, call: Call, deployment: Deployment, outcome: Outcome) -> None:
-        if outcome.verdict is _SUCCESS:
-            return
+    def _failed(self, call: Call, deployment: Deployment, outcome: Outcome) -> None:
+        """Learn from an attempt that ended without success."""
         if outcome.context_exceeded:
             self.needs.outgrew(deployment.target.context_window)
         elif outcome.silent and self._has_another(deployment):
-            self._given_up.append(deployment)
+            self._given_up += (deployment,)
         elif outcome.dead_credential:
             # Another of its credentials may do; the one that failed is set aside already.
             if deployment.credentials is None:
-                self._given_up.append(deployment)
+                self._given_up += (deployment,)
                 return
             self._untry(deployment)
             if call.reason != "hedge" and self._spared.count(deployment) < len(deployment.credentials):
-                self._spared.append(deployment)
+                self._spared += (deployment,)
                 self.tries -= 1
         elif outcome.verdict is Verdict.THROTTLED and deployment.other_credential(call):
             self._untry(deployment)

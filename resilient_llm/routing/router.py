@@ -159,13 +159,14 @@ class Router:
 
     async def __call__(self, call: Call, call_next: CallNext) -> Reply:
         """Send an attempt to a target, and to the next one as long as they refuse it."""
-        route = self._route(call)
+        now = call.loop.time()
+        route = self._route(call, now)
         waits_since: float | None = None
         while True:
-            now = call.loop.time()
             deployment, rejected = route.choose(call, now)
             if deployment is None:
                 waits_since = await self._go_without(call, route, rejected, waits_since)
+                now = call.loop.time()
                 continue
             waits_since = None
             if call.telemetry.recording:
@@ -177,7 +178,9 @@ class Router:
             except RejectedError as error:
                 await call.retract(mark)
                 route.refused(call, deployment, error)
+                now = call.loop.time()
                 continue
+            route.answered = deployment
             if self.name_target:
                 headers = reply.headers
                 if header(headers, ANSWERED_BY) is not None:  # of another router, behind the target
@@ -185,41 +188,40 @@ class Router:
                 reply.headers = [*headers, deployment.header]
             return reply
 
-    def _route(self, call: Call) -> Route:
+    def _route(self, call: Call, now: float) -> Route:
         """Give the call's route, made for its first attempt."""
         owner = call.parent or call
         route = owner.route
-        if not isinstance(route, Route):
-            if self._loop.loop is not call.loop:
-                self._loop.bind(call.loop)
-            while self._untold:
-                call.telemetry.event(call, TARGET_CHANGE, self._untold.popleft().attributes())
-            kept_by = self._kept_by(call)
-            model = owner.logical_model or owner.profile.model
-            if model is None and kept_by is not None:  # to read a stored answer, say
-                model = self._models.of(kept_by.target)
-            chain = self._chain(model)
-            needs = self._needs(call, chain, kept_by)
-            route = owner.route = Route(chain, needs, self.balancer, self.patience, self.random, self._report)
-        elif route.needs.request is not call.request:  # it goes on with an answer, say
-            kept_by, larger_than = self._kept_by(call), route.needs.larger_than
-            route.needs = self._needs(call, route.chain, kept_by, larger_than)
+        if isinstance(route, Route):
+            if route.needs.request is not call.request:  # it goes on with an answer, say
+                place = self._place_of(self._kept_by(call, now), route.chain)
+                route.needs = Needs(call, self.estimate, place, route.needs.larger_than)
+            return route
+        if self._loop.loop is not call.loop:
+            self._loop.bind(call.loop)
+        while self._untold:
+            call.telemetry.event(call, TARGET_CHANGE, self._untold.popleft().attributes())
+        kept_by = self._kept_by(call, now)
+        model = owner.logical_model or owner.profile.model
+        if model is None and kept_by is not None:  # to read a stored answer, say
+            model = self._models.of(kept_by.target)
+        chain = self._chain(model)
+        needs = Needs(call, self.estimate, self._place_of(kept_by, chain))
+        route = owner.route = Route(chain, needs, self.balancer, self.patience, self.random, self._report)
         return route
 
-    def _kept_by(self, call: Call) -> Deployment | None:
+    def _kept_by(self, call: Call, now: float) -> Deployment | None:
         """Give who keeps the stored answer that a call refers to, where that is known."""
-        name = self._stored.target_of(call.request, call.loop.time())
+        name = self._stored.target_of(call.request, now)
         return None if name is None else self._fleet.deployment(name)
 
-    def _needs(
-        self, call: Call, chain: Sequence[Group], kept_by: Deployment | None, larger_than: int = 0
-    ) -> Needs:
-        place = None if kept_by is None else kept_by.place
-        if place is not None and not any(
-            deployment.place == place for group in chain for deployment in group.deployments.values()
-        ):
-            place = None
-        return Needs(call, self.estimate, place=place, larger_than=larger_than)
+    @staticmethod
+    def _place_of(kept_by: Deployment | None, chain: Sequence[Group]) -> object:
+        """Give where the targets are of a chain that keep a stored answer, too; `None` when none does."""
+        if kept_by is None:
+            return None
+        places = (deployment.place for group in chain for deployment in group.deployments.values())
+        return kept_by.place if kept_by.place in places else None
 
     async def _go_without(
         self, call: Call, route: Route, rejected: Sequence[str], waits_since: float | None

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from resilient_llm.call import Call
-    from resilient_llm.message import Headers
 
 __all__ = ["Entry", "JSONFormatter"]
 
@@ -31,6 +30,8 @@ _ANSWERED_BY = b"x-resilient-llm-target"
 _MAX_NAME = 256
 _MESSAGE = "request"
 _encode = json.JSONEncoder(ensure_ascii=True, default=str).encode
+_quoted = json.encoder.encode_basestring_ascii
+_NUMBERS = (int, float)
 _IN_ALL = _encode({"level": "info", "logger": logger.name, "message": _MESSAGE})[1:-1]
 """What all lines of the access log have in common."""
 
@@ -58,18 +59,18 @@ class Entry:
         self._time = clock
         self._began = clock()
         self.method = method
-        self.request_id = request_id(headers) or f"{random.getrandbits(64):016x}"
+        self.request_id = request_id(headers) or random.randbytes(8).hex()
 
     def refused(self, status: int, code: str) -> None:
         """Note that it was refused here, or with a status of 5xx that nothing better could be had."""
         self._status, self._code, self._refused = status, code, status < 500
 
-    def replied(self, status: int, headers: Headers) -> None:
+    def replied(self, status: int, headers: Mapping[bytes, bytes]) -> None:
         """Note the reply that it got."""
         self._status = status
-        for name, value in headers:
-            if name == _ANSWERED_BY:
-                self.target = value.decode("latin-1")
+        target = headers.get(_ANSWERED_BY)
+        if target is not None:
+            self.target = target.decode("latin-1")
 
     def failed(self, code: str) -> None:
         """Note that something broke."""
@@ -101,6 +102,8 @@ class Entry:
         call = self.call
         outcome = None if call is None else call.outcome
         usage = None if outcome is None else outcome.usage
+        # Rounded to whole ten-thousandths: to decimal digits takes thrice as long.
+        duration = round((self._time() - self._began) * 1e4) / 1e4
         fields: dict[str, Any] = {
             "request_id": self.request_id,
             "method": self.method,
@@ -111,16 +114,18 @@ class Entry:
             "status": self._status,
             "outcome": self.outcome,
             "error": self._code or (None if outcome is None else outcome.error_type),
-            "duration": round(self._time() - self._began, 4),
+            "duration": duration,
         }
         if call is not None:
-            if self.target is None and isinstance(call.route, Route) and call.route.last is not None:
-                fields["target"] = call.route.last.target.name
+            if isinstance(call.route, Route):
+                answered = call.route.answered or call.route.last
+                if answered is not None:  # and not what a header of the reply says, which may be the provider's
+                    fields["target"] = answered.target.name
             fields["attempts"] = call.attempts
             fields["retries"] = call.retries
             fields["fallbacks"] = call.fallbacks
             fields["hedges"] = call.hedges
-            fields["waited"] = round(call.wait_time, 4)
+            fields["waited"] = round(call.wait_time, 4) if call.wait_time else 0.0
             fields["cost_usd"] = round(call.cost, 8) if call.cost else None  # as where no price is known
             if call.first_content is not None:
                 fields["first_content"] = round(call.first_content, 4)
@@ -158,10 +163,10 @@ class JSONFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Give the line."""
-        second, fraction = divmod(record.created, 1)
-        time = f"{_to_the_second(int(second))}.{int(fraction * 1000):03}+00:00"
+        second = int(record.created)
+        time = f"{_to_the_second(second)}.{int((record.created - second) * 1000):03}+00:00"
         if type(record) is _Record:
-            return f'{{"time": "{time}", {_IN_ALL}, {_encode(record.fields)[1:]}'
+            return f'{{"time": "{time}", {_IN_ALL}, {_members(record.fields)}}}'
         line: dict[str, object] = {
             "time": time,
             "level": record.levelname.lower(),
@@ -179,6 +184,27 @@ class JSONFormatter(logging.Formatter):
             line["exception"] = error.__name__
             line["traceback"] = places[-8:]
         return _encode(line)
+
+
+def _members(fields: Mapping[str, object]) -> str:
+    """Give what stands between the braces of an object: as `_encode` does, which takes half as long again."""
+    values = [
+        _quoted(value)
+        if type(value) is str
+        else "null"
+        if value is None
+        else value
+        if type(value) in _NUMBERS
+        else _encode(value)
+        for value in fields.values()
+    ]
+    return _form(tuple(fields)) % tuple(values)
+
+
+@lru_cache(maxsize=64)
+def _form(names: tuple[str, ...]) -> str:
+    """Give members of these names, to be filled in with the values."""
+    return ", ".join([f"{_quoted(name)}: ".replace("%", "%%") + "%s" for name in names])
 
 
 @lru_cache(maxsize=4)

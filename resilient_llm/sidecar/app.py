@@ -73,18 +73,9 @@ class Sidecar:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
-        if scope["type"] == "http":
-            if scope["path"] in _PROBES:
-                await self._probe(scope, send)
-            else:
-                await self._answer(scope, receive, send)
-        elif scope["type"] == "websocket":
-            await receive()
-            await send({"type": "websocket.close", "code": 1003})
-        elif scope["type"] == "lifespan":
-            await self._lifespan(receive, send)
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in _PROBES:
+            await self._attend(scope, receive, send)
+            return
         setup = self.setup
         setup.running += 1
         first = first_of(scope["headers"])
@@ -111,17 +102,31 @@ class Sidecar:
                 raise
             await self._refuse(entry, scope, send, _BROKEN)
         finally:
-            setup.running -= 1
-            if self.recent is not None:
-                self.recent.add(entry)
-            if setup.config.server.access_log:
-                entry.write()
+            self._note(setup, entry)
             if setup.retired and not setup.running:
                 with anyio.CancelScope(shield=True):
                     await self._dispose()
 
+    def _note(self, setup: Setup, entry: Entry) -> None:
+        """Note that a request is over."""
+        setup.running -= 1
+        if self.recent is not None:
+            self.recent.add(entry)
+        if setup.config.server.access_log:
+            entry.write()
+
+    async def _attend(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer what is no request for a provider."""
+        if scope["type"] == "http":
+            await self._probe(scope, send)
+        elif scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.close", "code": 1003})
+        elif scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+
     async def _refuse(self, entry: Entry, scope: Scope, send: Send, why: tuple[int, str, str]) -> None:
-        entry.replied(why[0], [])
+        entry.replied(why[0], {})
         for message in refusal(RefusedError(*why), entry.path, scope["method"], []):
             await send(message)
 

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import anyio
 from starlette.types import Scope
 
 from resilient_llm._kept import LONGEST_MODEL
+from resilient_llm.context import Ambient
 from resilient_llm.core.json_member import with_member
+from resilient_llm.message import Request
 from resilient_llm.providers import dialect_for
 from resilient_llm.sidecar.auth import MIN_KEY, keys_in
 from resilient_llm.sidecar.headers import for_provider
-from resilient_llm.sidecar.inbound import Inbound, safe_path, safe_query
+from resilient_llm.sidecar.inbound import safe_path, safe_query
 from resilient_llm.sidecar.refusal import RefusedError
 
 if TYPE_CHECKING:
@@ -30,7 +34,7 @@ if TYPE_CHECKING:
     from resilient_llm.sidecar.build import Setup
     from resilient_llm.sidecar.tables import Tenant
 
-__all__ = ["ROUTES", "Asked", "deadline_in", "is_list"]
+__all__ = ["ROUTES", "Asked", "is_list"]
 
 ROUTES = frozenset(
     {
@@ -109,12 +113,11 @@ class Asked:
             raise RefusedError(404, "not_found", "There is nothing here.")
         return door, name
 
-    def request(self, path: str, body: bytes) -> Inbound:
-        """Make the request that goes on."""
+    def request(self, path: str, body: bytes, target: str | None) -> Request:
+        """Make the request that goes on; what its path begins with is the target, where that is named."""
         query = safe_query(self._scope["query_string"])
-        name, _, rest = path[1:].partition("/")
-        if name in self._setup.passthrough:
-            path = f"/{rest}"
+        if target is not None:
+            path = f"/{path[len(target) + 2 :]}"
         sends_body = bool(body) or self._method in ("POST", "PUT", "PATCH")
         headers = for_provider(self._headers, self._first, _HOST, len(body) if sends_body else None)
         if b"content-encoding" in self._first:  # it has been undone
@@ -123,13 +126,14 @@ class Asked:
                 for one in headers
                 if one[0] == b"content-length" or one[0] not in _OF_THE_BYTES | {b"content-encoding"}
             ]
-        values = [value for _name, value in headers]
-        if not (b"".join(values).isascii() or all(map(_is_utf8, values))):
+        first = self._first
+        ascii_ = len(first) == len(self._headers) and b"".join(first.values()).isascii()
+        if not ascii_ and not all(_is_utf8(value) for _name, value in headers):
             raise RefusedError(400, "invalid_header", "A header of the request is not UTF-8.")
         url = f"{_ORIGIN}{path}?{query}" if query else f"{_ORIGIN}{path}"
-        return Inbound(self._method, url, headers, body)
+        return Request(self._method, url, headers, body)
 
-    def model(self, request: Inbound) -> str:
+    def model(self, request: Request) -> str:
         """Give the model that a body asks for."""
         # UTF-16 and UTF-32 are what parsers take and JSON does not allow.
         wide = b"\0" in (request.body or b"")[:4]
@@ -137,7 +141,7 @@ class Asked:
         if not isinstance(model, str) or not model:
             why = "The body has to be a JSON object with a model, a string."
             raise RefusedError(400, "invalid_request_error", why)
-        _check_length(model)
+        _check_name(model)
         if model not in self._setup.config.models and any(key in model.encode() for key in self._long_keys()):
             # A slip of the client's that would put its key into the log, and tell it to the provider.
             raise RefusedError(400, "invalid_request_error", "The model's name has an API key in it.")
@@ -146,11 +150,11 @@ class Asked:
     def _long_keys(self) -> list[bytes]:
         return [key for key in keys_in(self._headers) if len(key) >= MIN_KEY]
 
-    def check_name(self, request: Inbound) -> None:
+    def check_name(self, request: Request) -> None:
         """Make sure that a request to a target by its name asks for no model whose own name has no end."""
-        _check_length(dialect_for(request).profile(request).model or "")
+        _check_name(dialect_for(request).profile(request).model or "")
 
-    def check_model(self, request: Inbound, tenant: Tenant | None) -> None:
+    def check_model(self, request: Request, tenant: Tenant | None) -> None:
         """Make sure that the tenant may ask for the model, and that the body asks for no other."""
         if tenant is None or tenant.models is None:
             return
@@ -164,17 +168,26 @@ class Asked:
             size = (b"content-length", str(len(request.body)).encode())
             request.headers = [*(one for one in request.headers if one[0] not in _OF_THE_BYTES), size]
 
+    def ambient(self, tenant: Tenant | None) -> Ambient:
+        """Say who the call is for, and until when the client wants it."""
+        name = self.tenant_name
+        found = _ambient(name, 0, None) if tenant is None else _ambient(name, tenant.priority, tenant.purpose)
+        seconds = self._first.get(b"x-request-timeout")
+        return found if seconds is None else replace(found, deadline=_deadline(seconds))
+
 
 def is_list(path: str) -> bool:
     """Tell whether a path is that of the list of models, or of one of them."""
     return path == _MODELS or path.startswith(f"{_MODELS}/")
 
 
-def deadline_in(first: Mapping[bytes, bytes]) -> float:
-    """Give the end of the seconds that the client allows, on `anyio.current_time()`'s clock; infinity without any."""
-    asked = first.get(b"x-request-timeout")
-    if asked is None:
-        return math.inf
+@lru_cache(maxsize=1024)
+def _ambient(tenant: str | None, priority: int, purpose: str | None) -> Ambient:
+    return Ambient(tenant=tenant, priority=priority, purpose=purpose)
+
+
+def _deadline(asked: bytes) -> float:
+    """Give the end of the seconds that the client allows, on `anyio.current_time()`'s clock."""
     try:
         seconds = float(asked[:32])
     except ValueError:
@@ -184,10 +197,16 @@ def deadline_in(first: Mapping[bytes, bytes]) -> float:
     return anyio.current_time() + seconds
 
 
-def _check_length(model: str) -> None:
-    if len(model) > LONGEST_MODEL:  # it is logged, counted and shown, and the last of them are kept
+def _check_name(model: str) -> None:
+    """Make sure that a name can be logged, counted and shown, and the last of them kept."""
+    if len(model) > LONGEST_MODEL:
         why = f"The model's name is longer than {LONGEST_MODEL} characters."
         raise RefusedError(400, "invalid_request_error", why)
+    try:
+        model.encode()
+    except UnicodeEncodeError:  # JSON may have it; with one such name no metrics can be written any more
+        why = "The model's name has half of a surrogate pair in it."
+        raise RefusedError(400, "invalid_request_error", why) from None
 
 
 def _is_utf8(value: bytes) -> bool:

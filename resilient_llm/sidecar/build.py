@@ -28,7 +28,6 @@ from resilient_llm.sidecar.auth import TenantKeys
 from resilient_llm.sidecar.between import canaries, middle, replays
 from resilient_llm.sidecar.by_tenant import ByTenant
 from resilient_llm.sidecar.config import key_hashes
-from resilient_llm.sidecar.exchange import witness
 from resilient_llm.sidecar.parts import Parts
 from resilient_llm.sidecar.problems import ConfigError, Problem, at
 from resilient_llm.sidecar.targets import Targets
@@ -144,7 +143,7 @@ def build(
             engine,
             synthesise=engine.synthesise,
             errors=engine.errors,
-            policies=[witness, *before, *inner, *replays(config), router],
+            policies=[*before, *inner, *replays(config), router],
             name="sidecar",
             telemetry=telemetry,
         )
@@ -153,7 +152,7 @@ def build(
                 engine,
                 synthesise=engine.synthesise,
                 errors=engine.errors,
-                policies=[witness, *before, *replays(config, alone=True), only],
+                policies=[*before, *replays(config, alone=True), only],
                 name=f"sidecar to {name}",
                 telemetry=telemetry,
             )

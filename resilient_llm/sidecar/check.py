@@ -33,7 +33,7 @@ def check(path: Path, environ: Mapping[str, str] | None) -> str:
         config = load(path)
         setup = built(config, path, environ)
     models = ", ".join(setup.models) or "whatever callers ask for"
-    policies = setup.door.pipeline.describe().policies[1:]
+    policies = setup.door.pipeline.describe().policies
     lines = [
         f"{path}: OK",
         f"  targets  {', '.join(config.targets)}",

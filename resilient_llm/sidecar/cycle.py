@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from uvicorn.protocols.http.httptools_impl import (
     HEADER_RE,
-    HEADER_VALUE_RE,
     STATUS_LINE,
     RequestResponseCycle,
 )
 
+from resilient_llm.sidecar.headers import has_controls
+
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Iterable
 
-    from uvicorn._types import ASGIReceiveEvent, ASGISendEvent, HTTPResponseStartEvent
+    from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
 
 __all__ = ["Cycle"]
 
@@ -46,7 +48,8 @@ class Cycle(RequestResponseCycle):
             return message
         self._read = True
         self.message_event.clear()  # whoever asks again waits for the end
-        self.flow.resume_reading()
+        if self.flow.read_paused:
+            self.flow.resume_reading()
         body, self.body = bytes(self.body), bytearray()
         return {"type": "http.request", "body": body, "more_body": False}
 
@@ -54,7 +57,7 @@ class Cycle(RequestResponseCycle):
         """Send a part of the response."""
         starts = message["type"] == "http.response.start"
         known = starts or message["type"] == "http.response.body"
-        if self.access_log or self.response_complete or starts is self.response_started or not known:
+        if self.response_complete or starts is self.response_started or not known:
             await super().send(message)  # uvicorn has its own ways, and words for what comes out of turn
             return
         if self.flow.write_paused and not self.disconnected:
@@ -62,22 +65,59 @@ class Cycle(RequestResponseCycle):
         if self.disconnected:
             return
         if message["type"] == "http.response.start":
-            self._begin(message)
+            self._begin(message["status"], message.get("headers", ()))
+            self.loop.call_soon(self._write_head)
         elif message["type"] == "http.response.body":
             self._go_on(message.get("body", b""), more=message.get("more_body", False))
 
-    def _begin(self, message: HTTPResponseStartEvent) -> None:
+    def answer(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> bool:
+        """Send all of the response at once, as two messages would; tells whether it was.
+
+        Not where there is anything to wait for, nor where the connection ends with it: that takes messages.
+        """
+        if self.response_started or self.flow.write_paused or self.disconnected or not self.keep_alive:
+            return False
+        self._begin(status, headers)
+        self._go_on(body, more=False)
+        return True
+
+    def is_ready(self) -> bool:
+        """Tell whether a part of the body can be sent at once."""
+        if not self.chunked_encoding or self._head or self.response_complete:
+            return False
+        return not (self.flow.write_paused or self.disconnected or self.transport.is_closing())
+
+    def put(self, data: bytes) -> None:
+        """Send a part of the body at once, if this is ready."""
+        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    def _begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         self.response_started = True
         self.waiting_for_100_continue = False
-        status = message["status"]
-        headers = [*self.default_headers, *message.get("headers", ())]
+        headers = [*self.default_headers, *headers]
         names, values = zip(*headers, strict=True) if headers else ((), ())
         form = _form(names)
-        if HEADER_VALUE_RE.search(b"".join(values)):
+        if has_controls(b"".join(values)):
             raise RuntimeError("Invalid HTTP header value.")
-        more = self._framing([(names[index].lower(), values[index]) for index in form.framing], status)
+        more = self._framing(form, values, status)
         self._head = b"%b%b%b\r\n" % (STATUS_LINE[status], form.lines % values, more)
-        self.loop.call_soon(self._write_head)
+
+    def _go_on(self, body: bytes, *, more: bool) -> None:
+        if self.scope["method"] == "HEAD":
+            self.expected_content_length = 0
+            body = b""
+        elif self.chunked_encoding:
+            end = b"" if more else b"0\r\n\r\n"
+            body = b"%x\r\n%b\r\n%b" % (len(body), body, end) if body else end
+        else:
+            self._count(len(body))
+        if self._head:
+            head, self._head = self._head, b""
+            self.transport.writelines((head, body))
+        else:
+            self.transport.write(body)
+        if not more:
+            self._end()
 
     def _write_head(self) -> None:
         """Write the head by itself, if no body has come that it could have gone with."""
@@ -85,25 +125,10 @@ class Cycle(RequestResponseCycle):
         if head and not self.transport.is_closing():
             self.transport.write(head)
 
-    def _go_on(self, body: bytes, *, more: bool) -> None:
-        if self.scope["method"] == "HEAD":
-            self.expected_content_length = 0
-            body = b""
-        elif self.chunked_encoding:
-            body = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
-            if not more:
-                body += b"0\r\n\r\n"
-        else:
-            self.expected_content_length -= len(body)
-            if self.expected_content_length < 0:
-                raise RuntimeError("Response content longer than Content-Length")
-        head, self._head = self._head, b""
-        if head:
-            self.transport.writelines((head, body))
-        else:
-            self.transport.write(body)
-        if not more:
-            self._end()
+    def _count(self, size: int) -> None:
+        self.expected_content_length -= size
+        if self.expected_content_length < 0:
+            raise RuntimeError("Response content longer than Content-Length")
 
     def _end(self) -> None:
         if self.expected_content_length:
@@ -114,12 +139,13 @@ class Cycle(RequestResponseCycle):
             self.transport.close()
         self.on_response()
 
-    def _framing(self, headers: list[tuple[bytes, bytes]], status: int) -> bytes:
+    def _framing(self, form: _Form, values: tuple[bytes, ...], status: int) -> bytes:
         """Find out how the body ends, and the connection; gives the lines that say so and are missing."""
         closes = False
-        for name, value in headers:
+        for name, index in form.framing:
+            value = values[index]
             if name == b"content-length" and self.chunked_encoding is None:
-                self.expected_content_length = int(value)
+                self.expected_content_length = 0 if status in _BODILESS else int(value)
                 self.chunked_encoding = False
             elif name == b"transfer-encoding" and value.lower() == b"chunked":
                 self.expected_content_length = 0
@@ -141,8 +167,8 @@ class _Form(NamedTuple):
 
     lines: bytes
     """The headers, to be filled in with the values."""
-    framing: tuple[int, ...]
-    """Which of them say how the body ends, or the connection."""
+    framing: tuple[tuple[bytes, int], ...]
+    """Those of them that say how the body ends, or the connection, and where they are."""
 
 
 @lru_cache(maxsize=128)
@@ -152,5 +178,5 @@ def _form(names: tuple[bytes, ...]) -> _Form:
     lower = [name.lower() for name in names]
     return _Form(
         b"".join([b"%b: %%b\r\n" % name.replace(b"%", b"%%") for name in lower]),
-        tuple(index for index, name in enumerate(lower) if name in _FRAMING),
+        tuple((name, index) for index, name in enumerate(lower) if name in _FRAMING),
     )

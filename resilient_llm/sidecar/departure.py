@@ -13,9 +13,13 @@ import anyio
 from starlette.types import Receive, Scope
 
 if TYPE_CHECKING:
-    from resilient_llm._loop import EventLoop
+    from types import TracebackType
 
-__all__ = ["EXTENSION", "Connection", "connection_of", "unless_gone"]
+    from resilient_llm._loop import EventLoop
+    from resilient_llm.message import Headers
+    from resilient_llm.outlet import Outlet
+
+__all__ = ["EXTENSION", "Connection", "UnlessGone", "connection_of", "listening"]
 
 EXTENSION = "resilient_llm.connection"
 """The name of an ASGI extension: the `Connection` that a request came over."""
@@ -36,6 +40,14 @@ class Connection(Protocol):
         """Call nobody any more."""
         ...
 
+    def answer(self, status: int, headers: Headers, body: bytes) -> bool:
+        """Send a whole response, if nothing is in the way of it; tells whether it was. If not, `send` may wait."""
+        ...
+
+    def outlet(self) -> Outlet | None:
+        """Give where parts of the body of a response can be put that has begun."""
+        ...
+
 
 def connection_of(scope: Scope) -> Connection | None:
     """Give the connection of a request, where the server has told it."""
@@ -44,37 +56,42 @@ def connection_of(scope: Scope) -> Connection | None:
     return connection
 
 
-async def unless_gone(
-    answer: Callable[[], Awaitable[None]],
-    left: Callable[[], bool],
-    *,
-    loop: EventLoop,
-    connection: Connection | None,
-    receive: Receive,
+class UnlessGone:
+    """Enter a scope that is cancelled when the client of a connection leaves, if `left` says that it is wanted.
+
+    A class, since every request enters one: a generator, or a coroutine around what is awaited, costs more.
+    """
+
+    __slots__ = ("_connection", "_left", "_scope")
+
+    def __init__(self, connection: Connection, left: Callable[[], bool], loop: EventLoop) -> None:
+        self._connection = connection
+        self._left = left
+        self._scope = loop.scope()
+
+    def __enter__(self) -> anyio.CancelScope:
+        scope = self._scope.__enter__()
+        self._connection.watch(self._gone)
+        return scope
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self._connection.unwatch()
+        return self._scope.__exit__(kind, error, trace)
+
+    def _gone(self) -> None:
+        if self._left():
+            self._scope.cancel()
+
+
+async def listening(
+    answer: Callable[[], Awaitable[object]], left: Callable[[], bool], receive: Receive
 ) -> None:
     """Await `answer`, and cancel it when the client leaves, if `left` says that it is still wanted.
 
     Raises what `answer` raises.
     """
-    if connection is None:
-        await _listening(answer, left, receive)
-        return
-    with loop.scope() as scope:
-
-        def gone() -> None:
-            if left():
-                scope.cancel()
-
-        connection.watch(gone)
-        try:
-            await answer()
-        finally:
-            connection.unwatch()
-
-
-async def _listening(
-    answer: Callable[[], Awaitable[None]], left: Callable[[], bool], receive: Receive
-) -> None:
     failure: BaseException | None = None
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_listen, receive, left, tasks.cancel_scope)

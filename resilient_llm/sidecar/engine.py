@@ -15,7 +15,10 @@ __all__ = ["Engine"]
 
 
 class Engine(Protocol):
-    """Send requests as they are, over connections that it keeps."""
+    """Send requests as they are, over connections that it keeps.
+
+    It runs outside of every `ambient`: what a request inherits, its call has already.
+    """
 
     @property
     def errors(self) -> LibraryErrors:

@@ -7,10 +7,8 @@ the door's.
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Awaitable, Mapping
-from dataclasses import replace
-from functools import lru_cache, partial
+from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -18,14 +16,14 @@ from opentelemetry import context as otel_context
 from opentelemetry import propagate
 from starlette.types import Message, Receive, Scope, Send
 
-from resilient_llm.context import Ambient, current
+from resilient_llm.event_stream import EventStream
 from resilient_llm.message import Headers, header
 from resilient_llm.providers import classify_exception
-from resilient_llm.sidecar.asked import ROUTES, Asked, deadline_in, is_list
+from resilient_llm.sidecar.asked import ROUTES, Asked, is_list
 from resilient_llm.sidecar.browser import Browser
-from resilient_llm.sidecar.departure import connection_of, unless_gone
+from resilient_llm.sidecar.departure import UnlessGone, connection_of, listening
 from resilient_llm.sidecar.headers import for_client
-from resilient_llm.sidecar.inbound import Inbound, read_body
+from resilient_llm.sidecar.inbound import read_body
 from resilient_llm.sidecar.masked import without_secrets
 from resilient_llm.sidecar.models import model_list
 from resilient_llm.sidecar.refusal import RefusedError, dated, plain, refusal
@@ -37,14 +35,15 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context
 
     from resilient_llm._loop import EventLoop
-    from resilient_llm.call import Call, CallNext
+    from resilient_llm.call import Call
     from resilient_llm.client import ClientDoor
-    from resilient_llm.message import ByteStream, Reply
+    from resilient_llm.context import Ambient
+    from resilient_llm.message import ByteStream, Reply, Request
     from resilient_llm.sidecar.access_log import Entry
     from resilient_llm.sidecar.build import Setup
     from resilient_llm.sidecar.tables import Tenant
 
-__all__ = ["CutShortError", "Exchange", "witness"]
+__all__ = ["CutShortError", "Exchange"]
 
 logger = logging.getLogger("resilient_llm")
 
@@ -54,14 +53,6 @@ _EVENTS = b"text/event-stream"
 
 class CutShortError(Exception):
     """A reply that broke off after it had begun: all that is left is to break off this side, too."""
-
-
-def witness(call: Call, call_next: CallNext) -> Awaitable[Reply]:
-    """Note the call on the request that it was made of: a policy that stands outermost and does nothing else."""
-    request = call.request
-    if isinstance(request, Inbound):
-        request.call = call
-    return call_next(call)
 
 
 class Exchange:
@@ -100,31 +91,48 @@ class Exchange:
 
         Raises `CutShortError` for a reply that broke off, and `ClientGoneError`.
         """
+        trace: Token[Context] | None = None
         try:
-            await self._answer()
+            asked = await self._asked()
+            if asked is None:
+                return
+            door, request, ambient = asked
+            trace = _continue_trace(self._first)
+            call = self._entry.call = door.begin(request, self._loop, ambient)
+            if self._connection is None:
+                await listening(partial(self._relay, door, call), self._left, self._receive)
+                return
+            late: Reply | None = None
+            with UnlessGone(self._connection, self._left, self._loop) as call.scope:
+                late = await self._relay(door, call)
+            if late is None and not (self._complete or self._entry.left):  # the deadline has cancelled it
+                late = door.too_late(call)
+            if late is not None:
+                with UnlessGone(self._connection, self._left, self._loop):
+                    await self._pass_on(late)
         except RefusedError as error:
-            self._entry.refused(error.status, error.code)
-            headers = error.headers
-            if self._has_large_body():
-                headers = [(b"connection", b"close"), *(h for h in headers if h[0] != b"connection")]
-            error.headers = headers
-            await self._say(*refusal(error, self._entry.path, self._method, self._own_headers()))
+            await self._refuse(error)
+        finally:
+            if trace is not None:
+                otel_context.detach(trace)
 
-    async def _answer(self) -> None:
+    async def _asked(self) -> tuple[ClientDoor, Request, Ambient] | None:
+        """Find out what is to be carried where, and for whom; `None` where the request is answered here."""
         setup, entry = self._setup, self._entry
         asked = Asked(setup, self._scope, self._first, self._browser)
         entry.path = asked.shown
         path = asked.path()
         if self._method == "OPTIONS":
             await self._options(path)
-            return
+            return None
         tenant = asked.tenant()
-        entry.tenant = name = asked.tenant_name
+        entry.tenant = asked.tenant_name
         for_model = path in ROUTES
         if not for_model and is_list(path) and setup.models:
             await self._list_models(path, tenant)
-            return
-        door, entry.target = asked.door(path, tenant)
+            return None
+        door, target = asked.door(path, tenant)
+        entry.target = target
         server = setup.config.server
         body = await read_body(
             self._receive,
@@ -135,56 +143,60 @@ class Exchange:
             at_most=server.deadline,
             connection=self._connection,
         )
-        request = asked.request(path, body)
+        request = asked.request(path, body, target)
         if for_model:
             entry.model = asked.model(request)
             asked.check_model(request, tenant)
         else:
             asked.check_name(request)
-        await self._carry(door, request, name, tenant)
+        return door, request, asked.ambient(tenant)
 
-    async def _carry(
-        self, door: ClientDoor, request: Inbound, name: str | None, tenant: Tenant | None
-    ) -> None:
-        """Carry the request through the door while listening for the client's leaving."""
-        deadline = deadline_in(self._first)
-        trace = _continue_trace(self._first)
-        ambient = (
-            _ambient(name, 0, None) if tenant is None else _ambient(name, tenant.priority, tenant.purpose)
-        )
-        inherited = current.set(ambient if deadline == math.inf else replace(ambient, deadline=deadline))
+    async def _relay(self, door: ClientDoor, call: Call) -> Reply | None:
+        """Get a reply and pass it on; gives it back if it came just when the deadline cancelled the scope."""
         try:
-            await unless_gone(
-                partial(self._relay, door, request),
-                self._left,
-                loop=self._loop,
-                connection=self._connection,
-                receive=self._receive,
-            )
-        finally:
-            current.reset(inherited)
-            if trace is not None:
-                otel_context.detach(trace)
-            self._entry.call = request.call
-            request.call = None  # which has the request: both would be left to the garbage collector
-
-    async def _relay(self, door: ClientDoor, request: Inbound) -> None:
-        try:
-            reply = await door.handle(request, self._loop)
+            reply = await door.carry(call)
         except Exception as error:
             if classify_exception(error) is None:
                 raise  # a defect, and none of the network's
             logger.warning("no reply for request %s: %s", self._entry.request_id, type(error).__name__)
             raise RefusedError(502, "bad_gateway", "The provider could not be reached.") from None
+        if call.scope is not None and call.scope.cancel_called:
+            return reply
+        await self._pass_on(reply)
+        return None
+
+    async def _pass_on(self, reply: Reply) -> None:
+        """Send a reply, and close it however that ends."""
+        stream: ByteStream = reply.stream
         try:
-            await self._send_reply(reply, request)
+            status = reply.status
+            headers = self._passed(reply)
+            bodiless = self._method == "HEAD" or status in (204, 304)
+            if status >= 400 and not bodiless:
+                try:
+                    stream, headers = await without_secrets(stream, headers, self._setup.secrets)
+                except Exception as error:
+                    raise RefusedError(502, "bad_gateway", "The provider's error broke off.") from error
+            self._complete_head(status, headers)
+            self.has_begun = True
+            body: bytes | None = None
+            if isinstance(stream, BufferedStream) and stream.whole:
+                body = b"" if bodiless else b"".join(stream.chunks)
+            if body is None or self._connection is None or not self._connection.answer(status, headers, body):
+                await self._send({"type": "http.response.start", "status": status, "headers": headers})
+                if body is None:
+                    await self._send_body(stream, discard=bodiless)
+                self._complete = True
+                await self._send({"type": "http.response.body", "body": body or b""})
+            self._complete = True
         except BaseException:
             with anyio.CancelScope(shield=True, deadline=anyio.current_time() + _LAST_WORD):
                 await reply.stream.aclose()
             raise
         await reply.stream.aclose()  # all of it is read: there is nothing to wait for
 
-    async def _send_reply(self, reply: Reply, request: Inbound) -> None:
+    def _passed(self, reply: Reply) -> Headers:
+        """Give the headers of a reply that go to the client; raises `RefusedError` if it is not one for them."""
         status = reply.status
         if not 200 <= status <= 599:
             raise RefusedError(502, "bad_gateway", "The provider's reply is none that could be passed on.")
@@ -194,33 +206,24 @@ class Exchange:
                 502, "provider_credentials", "The provider refused the credentials of the sidecar."
             )
         kind = header(reply.headers, b"content-type") or b""
-        bodiless = self._method == "HEAD" or status in (204, 304)
         # A stream of events may have become shorter or longer on its way: one more event, or one less.
-        headers = for_client(reply.headers, sized=status != 204 and not kind.lower().startswith(_EVENTS))
-        stream: ByteStream = reply.stream
-        if status >= 400 and not bodiless:
-            try:
-                stream, headers = await without_secrets(stream, headers, self._setup.secrets)
-            except Exception as error:
-                raise RefusedError(502, "bad_gateway", "The provider's error broke off.") from error
-        self._entry.replied(status, headers)
+        return for_client(reply.headers, sized=status != 204 and not kind.lower().startswith(_EVENTS))
+
+    def _complete_head(self, status: int, headers: Headers) -> None:
+        """Note what is sent, and add to its headers what is this side's to say."""
+        named = dict(headers)
+        self._entry.replied(status, named)
         headers += self._own_headers()
         limits = self._setup.limits_of(self._entry.tenant)
-        if limits is not None and request.call is not None:
-            headers += limits(request.call, headers)
-        if header(headers, b"date") is None:
+        if limits is not None and self._entry.call is not None:
+            headers += limits(self._entry.call, headers)
+        if b"date" not in named:
             headers.append(dated())
-        self.has_begun = True
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
-        body = b""
-        if isinstance(stream, BufferedStream) and stream.whole:
-            body = b"".join(stream.chunks)
-        else:
-            await self._send_body(stream, discard=bodiless)
-        self._complete = True
-        await self._send({"type": "http.response.body", "body": b"" if bodiless else body})
 
     async def _send_body(self, stream: ByteStream, *, discard: bool) -> None:
+        outlet = None if self._connection is None or discard else self._connection.outlet()
+        if outlet is not None and isinstance(stream, EventStream):
+            stream.put_into(outlet)
         chunks = stream.__aiter__()
         while True:
             try:
@@ -250,7 +253,7 @@ class Exchange:
         body = model_list(names, path.removeprefix("/v1/models").removeprefix("/"), anthropic=anthropic)
         if body is None:
             raise RefusedError(404, "model_not_found", "This model does not exist, or is not for you.")
-        self._entry.replied(200, [])
+        self._entry.replied(200, {})
         await self._say(
             *plain(200, body, [(b"content-type", b"application/json"), *self._own_headers()], self._method)
         )
@@ -264,27 +267,25 @@ class Exchange:
             methods = b"GET, HEAD, OPTIONS"
         page = Browser(self._first, self._setup.config.server.cors_origins)
         headers = page.preflight(methods)
-        self._entry.replied(204, [])
+        self._entry.replied(204, {})
         await self._say(*plain(204, b"", [*headers, *self._own_headers()], "OPTIONS"))
+
+    async def _refuse(self, error: RefusedError) -> None:
+        self._entry.refused(error.status, error.code)
+        size = self._first.get(b"content-length", b"")
+        if len(size) > 5 or b"transfer-encoding" in self._first:  # more than is worth reading
+            others = [one for one in error.headers if one[0] != b"connection"]
+            error.headers = [(b"connection", b"close"), *others]
+        await self._say(*refusal(error, self._entry.path, self._method, self._own_headers()))
 
     def _own_headers(self) -> Headers:
         request_id = (b"x-resilient-llm-request-id", self._entry.request_id.encode())
         return [request_id] if self._browser is None else [request_id, *self._browser.headers()]
 
-    def _has_large_body(self) -> bool:
-        size = self._first.get(b"content-length")
-        chunked = b"transfer-encoding" in self._first
-        return chunked or (size is not None and len(size) > 5)
-
     async def _say(self, *messages: Message) -> None:
         self.has_begun = True
         for message in messages:
             await self._send(message)
-
-
-@lru_cache(maxsize=1024)
-def _ambient(tenant: str | None, priority: int, purpose: str | None) -> Ambient:
-    return Ambient(tenant=tenant, priority=priority, purpose=purpose)
 
 
 def _continue_trace(first: Mapping[bytes, bytes]) -> Token[Context] | None:

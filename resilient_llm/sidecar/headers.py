@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from resilient_llm.message import Headers
 
-__all__ = ["first_of", "for_client", "for_provider", "request_id"]
+__all__ = ["first_of", "for_client", "for_provider", "has_controls", "request_id"]
 
 _HOP_BY_HOP = frozenset(
     {
@@ -47,10 +47,14 @@ _NOT_FOR_PROVIDERS = _HOP_BY_HOP | {
     b"x-real-ip",
     b"x-request-timeout",
 }
-_HOP_BY_HOP_AND_LENGTH = _HOP_BY_HOP | {b"content-length"}
+_NOT_FOR_CLIENTS = _HOP_BY_HOP | {b"x-resilient-llm-request-id"}
+"""The last is this side's to give: with another sidecar's, or a provider's, a client would have two to look for."""
+_NOR_LENGTH = _NOT_FOR_CLIENTS | {b"content-length"}
 _VIA = (b"via", b"1.1 resilient-llm")
 _NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+")
-_NOT_IN_VALUES = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+_NOT_IN_VALUES = bytes({*range(32), 127} - {9})
+_REPLACED = bytes.maketrans(_NOT_IN_VALUES, b"?" * len(_NOT_IN_VALUES))
+"""What `bytes.translate` goes by: told by what it changes, controls are found in a quarter of a regex's time."""
 _ID = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.")
 _MAX_ID = 128
 
@@ -84,9 +88,14 @@ def for_client(headers: Headers, *, sized: bool) -> Headers:
     kept = [(name, values[index]) for name, index in passed]
     if connection:
         kept = _without_named(kept, [values[index] for index in connection])
-    if _NOT_IN_VALUES.search(b"".join(values)):  # looked at together, since hardly ever there is any
-        kept = [header for header in kept if not _NOT_IN_VALUES.search(header[1])]
+    if has_controls(b"".join(values)):  # looked at together, since hardly ever there is any
+        kept = [header for header in kept if not has_controls(header[1])]
     return kept
+
+
+def has_controls(value: bytes) -> bool:
+    """Tell whether there is in a header's value what may be in none (RFC 9110, 5.5): a control other than a tab."""
+    return value.translate(_REPLACED) != value
 
 
 @lru_cache(maxsize=128)
@@ -99,7 +108,7 @@ def _passed(
     A provider's replies have the same names again and again.
     """
     lower = [name.lower() for name in names]
-    dropped = _HOP_BY_HOP if sized else _HOP_BY_HOP_AND_LENGTH
+    dropped = _NOT_FOR_CLIENTS if sized else _NOR_LENGTH
     passed = [
         (name, index) for index, name in enumerate(lower) if name not in dropped and _NAME.fullmatch(name)
     ]

@@ -15,30 +15,19 @@ from urllib.parse import unquote_to_bytes
 import anyio
 from starlette.types import Message, Receive
 
-from resilient_llm.message import Headers, Request
+from resilient_llm.message import Headers
 from resilient_llm.providers import ContentDecoder
 from resilient_llm.sidecar.refusal import RefusedError
 
 if TYPE_CHECKING:
-    from resilient_llm.call import Call
     from resilient_llm.sidecar.departure import Connection
 
-__all__ = ["ClientGoneError", "Inbound", "read_body", "safe_path", "safe_query"]
+__all__ = ["ClientGoneError", "read_body", "safe_path", "safe_query"]
 
 _PATH = re.compile(rb"/(?:[A-Za-z0-9._~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2})*")
 _QUERY = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+,;=:@/?\[\]|-]|%[0-9A-Fa-f]{2})*")
 _NOT_IN_A_SEGMENT = re.compile(rb"[\x00-\x1f\x7f/\\]")
 _ENCODINGS = frozenset({b"gzip", b"x-gzip", b"deflate", b"br", b"zstd", b"identity", b""})
-
-
-class Inbound(Request):
-    """A request of a client, which knows the call that was made of it."""
-
-    __slots__ = ("call",)
-
-    def __init__(self, method: str, url: str, headers: Headers, body: bytes) -> None:
-        super().__init__(method, url, headers, body)
-        self.call: Call | None = None
 
 
 class ClientGoneError(Exception):

@@ -7,22 +7,21 @@ way. The body of a request is the app's.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextvars import Context, copy_context
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, cast
 from urllib.parse import unquote
 
-from httptools import parse_url
+from httptools import HttpParserError, HttpParserUpgrade, parse_url
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from resilient_llm.sidecar.close_delimited import close_delimited
 from resilient_llm.sidecar.cycle import Cycle
 from resilient_llm.sidecar.departure import EXTENSION
 from resilient_llm.sidecar.head import HeadTooLargeError, check_head
+from resilient_llm.sidecar.watched import WatchedProtocol
 
 if TYPE_CHECKING:
-    from uvicorn._types import ASGI3Application
+    from uvicorn._types import ASGI3Application, HTTPScope
 
 __all__ = ["GuardedProtocol", "guarded"]
 
@@ -33,7 +32,7 @@ _LINES = {
 }
 
 
-class GuardedProtocol(HttpToolsProtocol):
+class GuardedProtocol(WatchedProtocol):
     """Refuse heads of more than `max_head` bytes (431), or that are not there `head_timeout` seconds after they began.
 
     A connection that sends nothing at all has as long. What surrounds the parts of a chunked body, trailers among it,
@@ -52,10 +51,6 @@ class GuardedProtocol(HttpToolsProtocol):
     _timer: asyncio.TimerHandle | None = None
     _sending: asyncio.TimerHandle | None = None
     _refused = False
-    _answered: RequestResponseCycle | None = None
-    """What is being answered, or was last; others may wait behind it."""
-    _left: Callable[[], None] | None = None
-    _gone = False
     _context: Context
     """What each request begins in: some are begun where another ends, and would go on with its trace."""
     _idle: asyncio.TimerHandle | None = None
@@ -73,43 +68,25 @@ class GuardedProtocol(HttpToolsProtocol):
             self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait no longer, and tell whoever answers."""
+        """Wait no longer."""
         for timer in (self._timer, self._sending, self._idle):
             if timer is not None:
                 timer.cancel()
-        answered = self._answered
-        if answered is not None and not answered.response_complete:  # uvicorn tells only the last in line
-            answered.disconnected = True
-            answered.message_event.set()
         super().connection_lost(exc)
-        self._gone = True
-        left, self._left = self._left, None
-        if left is not None:
-            left()
-
-    def has_whole_body(self) -> bool:
-        """Tell whether the rest of the body is at hand of the request that is being answered."""
-        answered = self._answered
-        return answered is not None and not answered.more_body
-
-    def watch(self, left: Callable[[], None]) -> None:
-        """Read on from the client, and call `left` once when it is gone: at once if it is already."""
-        if self._gone:
-            left()
-        else:
-            self._left = left
-            self.flow.resume_reading()  # which stops in the midst of a large body, and with it the news
-
-    def unwatch(self) -> None:
-        """Call nobody any more."""
-        self._left = None
 
     def data_received(self, data: bytes) -> None:
         """Take what the client sends, until it is refused."""
         if self._refused:
             return
         self._size += len(data)
-        super().data_received(data)
+        try:
+            self.parser.feed_data(data)
+        except HttpParserError:
+            message = "Invalid HTTP request received."
+            self.logger.warning(message)
+            self.send_400_response(message)
+        except HttpParserUpgrade:
+            self._unsupported_upgrade_warning()
         if self._in_head and self._size and not self._refused:  # the rest is still to come
             self._watch()
         if self._size > self.max_head:
@@ -129,8 +106,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """Wait for the rest of a head, also of one that came with the end of another request."""
-        super().on_message_begin()
-        self.scope["extensions"] = {EXTENSION: self}  # type: ignore[dict-item]  # servers may have their own
+        self.url = b""
+        self.headers = []
         self._size = self._size or 1  # a head that began with the end of another request
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -148,15 +125,27 @@ class GuardedProtocol(HttpToolsProtocol):
             raise
         self._in_head = False
         self._size = 0
-        self._unwatch()
-        scope = self.scope
-        scope["http_version"] = version
-        scope["method"] = self.parser.get_method().decode("ascii")
+        if self._timer is not None:
+            self._unwatch()
         url = parse_url(self.url)
-        path = url.path.decode("ascii")
-        scope["path"] = unquote(path) if "%" in path else path
-        scope["raw_path"] = url.path
-        scope["query_string"] = url.query or b""
+        raw_path = url.path
+        path = raw_path.decode("ascii")
+        scope: HTTPScope = {
+            "type": "http",
+            "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
+            "http_version": version,
+            "server": self.server,
+            "client": self.client,
+            "scheme": self.scheme or "http",
+            "method": self.parser.get_method().decode("ascii"),
+            "root_path": self.root_path,
+            "path": unquote(path) if "%" in path else path,
+            "raw_path": raw_path,
+            "query_string": url.query or b"",
+            "headers": self.headers,
+            "state": self.app_state.copy(),
+            "extensions": {EXTENSION: self},  # type: ignore[dict-item]  # servers may have their own
+        }
         before = self.cycle
         self.cycle = cycle = Cycle(
             scope=scope,
@@ -164,7 +153,7 @@ class GuardedProtocol(HttpToolsProtocol):
             flow=self.flow,
             logger=self.logger,
             access_logger=self.access_logger,
-            access_log=self.access_log,
+            access_log=False,  # the app has one of its own
             default_headers=self.server_state.default_headers,
             message_event=asyncio.Event(),
             expect_100_continue=expects_100_continue,
@@ -205,10 +194,11 @@ class GuardedProtocol(HttpToolsProtocol):
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
-        self.flow.resume_reading()
+        if self.flow.read_paused:
+            self.flow.resume_reading()
         if self.pipeline:
             cycle, app = self.pipeline.pop()
-            self._start(cycle, app)
+            self._start(cast("Cycle", cycle), app)
         else:
             self._idle_since = self.loop.time()
             if self._idle is None:
@@ -225,9 +215,9 @@ class GuardedProtocol(HttpToolsProtocol):
         else:
             super().send_400_response(msg)
 
-    def _start(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+    def _start(self, cycle: Cycle, app: ASGI3Application) -> None:
         self._idle_since = None
-        self._answered = cycle
+        self.answered = cycle
         task = self.loop.create_task(cycle.run_asgi(app), context=self._context.copy())
         task.add_done_callback(self.tasks.discard)
         self.tasks.add(task)
@@ -243,7 +233,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _be_late(self) -> None:
         self._timer = None
-        answered = self._answered
+        answered = self.answered
         if answered is not None and not answered.response_complete:
             self._watch()  # whoever still waits for an answer has time for the next head
         else:
@@ -277,7 +267,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _is_answering(self) -> bool:
         """Tell whether a response has begun, in whose midst nothing else can be said."""
-        cycle = self._answered
+        cycle = self.answered
         return cycle is not None and cycle.response_started and not cycle.response_complete
 
 

@@ -86,7 +86,7 @@ class AiohttpTransport:
             raise LocalProtocolError(*error.args) from None
 
     async def _answered(self, session: aiohttp.ClientSession, request: Request, url: URL) -> Reply:
-        length = length_of(request, check_head(request))
+        length = length_of(request, *check_head(request))
         headers = headers_of(request)
         source = None if request.body is not None else Upload(request, length)
         exchange = Exchange()

@@ -77,7 +77,12 @@ class Http1Transport:
             incoming = connection.expect(bodiless=bodiless)
             if connection.uses == 1:
                 await self._connect(connection)
-            _send(connection, head, body)
+            if isinstance(body, Upload):
+                connection.upload(head, body, is_chunked=length is None)
+            elif len(body) > _AT_ONCE:
+                connection.upload(head, _pieces(body), is_chunked=False)
+            else:
+                connection.send(head + body)
             try:
                 await incoming.head()
                 break
@@ -123,16 +128,6 @@ class Http1Transport:
         elif self._loop is not loop:
             raise EventLoopError("Http1Transport belongs to another event loop; make one for each")
         return self._pool
-
-
-def _send(connection: Connection, head: bytes, body: bytes | Upload) -> None:
-    """Send a request over a connection; its body in pieces where that is not at hand, or large."""
-    if isinstance(body, Upload):
-        connection.upload(head, body, is_chunked=body.left is None)
-    elif len(body) > _AT_ONCE:
-        connection.upload(head, _pieces(body), is_chunked=False)
-    else:
-        connection.send(head + body)
 
 
 async def _pieces(body: bytes) -> AsyncIterator[bytes]:

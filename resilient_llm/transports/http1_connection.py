@@ -191,19 +191,14 @@ class Connection(asyncio.Protocol):
         if parser.status:
             incoming.feed(parser, len(data))
         if parser.complete:
-            self._finish(incoming)
+            self._incoming = None
+            incoming.end()
+            if parser.keep_alive and not parser.unasked and self._is_sent and not self._is_full:
+                self._rest(self)
+            else:
+                self.abort()
         elif parser.error is not None:
             self.fail(parser.error)
-
-    def _finish(self, incoming: Incoming) -> None:
-        """Be done with a request whose reply is whole."""
-        parser = self._parser
-        self._incoming = None
-        incoming.end()
-        if parser.keep_alive and not parser.unasked and self._is_sent and not self._is_full:
-            self._rest(self)
-        else:
-            self.abort()
 
     def eof_received(self) -> None:
         """Hear that the server sends no more."""

@@ -6,9 +6,9 @@ Connections put bytes in. When to connect, what to send and what the bytes mean 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from resilient_llm.transports.failures import NetworkError
 
@@ -23,6 +23,10 @@ _BUFFER = 131_072
 """Bytes of a body that may wait for who reads it; more stop the network."""
 
 
+Offer: TypeAlias = "Callable[[bytes], bytes | None]"
+"""Gives what it leaves of what came for who waits; `None` where nobody has to be woken for it."""
+
+
 class Incoming:
     """Hold what came of one reply, until it is taken."""
 
@@ -35,7 +39,9 @@ class Incoming:
         "connection",
         "headers",
         "loop",
+        "offer",
         "status",
+        "whole",
     )
 
     def __init__(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
@@ -46,15 +52,14 @@ class Incoming:
         """What came of the body, and is still to be taken."""
         self.connection: Connection | None = connection
         """Where more comes from; none where nothing will."""
+        self.whole = False
+        """Whether all is there."""
+        self.offer: Offer | None = None
+        """Is shown what comes for somebody who waits."""
         self._size = 0
         self._paused = False
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
-
-    @property
-    def whole(self) -> bool:
-        """Tell whether all is there."""
-        return self.connection is None and self._error is None
 
     def feed(self, found: ReplyParser, size: int) -> None:
         """Take what was found in so many bytes: the head, if there was none before, and parts of the body."""
@@ -64,13 +69,23 @@ class Incoming:
         elif not found.chunks:
             return
         if found.chunks:  # else the network is not to wait: nobody takes what is not there
-            self.chunks += found.chunks
-            found.chunks.clear()
+            waiter = self._waiter
+            if self.offer is None or waiter is None or waiter.done():
+                self.chunks += found.chunks
+                found.chunks.clear()
+            else:
+                data = b"".join(found.chunks)
+                found.chunks.clear()
+                left = self.offer(data)
+                if left is None:
+                    return  # who waits may sleep on
+                self.chunks.append(left)
             self._size += size
             if self._size > _BUFFER and not self._paused and self.connection is not None:
                 self._paused = True
                 self.connection.pause_reading()
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
 
     def end(self, error: Exception | None = None) -> None:
         """Expect no more, for this reason if it is not whole; the connection is somebody else's."""
@@ -78,19 +93,22 @@ class Incoming:
         if self._paused and connection is not None:
             connection.resume_reading()
         self._error = error
-        self._wake()
+        self.whole = error is None
+        if self._waiter is not None:
+            self._wake()
 
     async def head(self) -> None:
         """Wait until the head is there; raises why it will not be."""
-        if not self.status and self.connection is not None:
-            waiter = self.waiter()
-            try:
-                await waiter
-            except BaseException:
-                self.close()
-                raise
         if not self.status:
-            self.check()
+            if self.connection is not None:
+                waiter = self.waiter()
+                try:
+                    await waiter
+                except BaseException:
+                    self.close()
+                    raise
+            if not self.status:
+                self.check()
 
     def waiter(self) -> asyncio.Future[None]:
         """Give what is done once something comes, or nothing will; who is cancelled meanwhile has to `close`."""
@@ -153,6 +171,15 @@ class Body:
                 incoming.close()
                 raise
         return incoming.take()
+
+    async def offering(self, offer: Offer) -> bytes:
+        """Give what comes next, as iterating does, of what `offer` leaves of that which comes while this waits."""
+        incoming = self._incoming
+        incoming.offer = offer
+        try:
+            return await self.__anext__()
+        finally:
+            incoming.offer = None
 
     async def aclose(self) -> None:
         """Close the connection, unless all was received."""

@@ -88,7 +88,8 @@ class ReplyParser:
         """Tell whether the body is all that comes until the connection is closed (RFC 9112, 6.3)."""
         if not self.status or self.complete or self.error is not None:
             return False
-        return header(self.headers, b"content-length") is None and not self._encoding()
+        encoding = header(self.headers, b"transfer-encoding")
+        return header(self.headers, b"content-length") is None and not (encoding and encoding.strip())
 
     def on_message_begin(self) -> None:
         """Take the first byte of a reply, unless it is one more than was asked for."""
@@ -117,8 +118,8 @@ class ReplyParser:
                 raise RemoteProtocolError(f"status {status} with a body")
             return
         self.headers = headers
-        encoding = self._encoding()
-        if encoding not in (b"", b"chunked"):
+        encoding = header(headers, b"transfer-encoding")
+        if encoding and (encoding := encoding.strip().lower()) not in (b"", b"chunked"):
             raise RemoteProtocolError(f"transfer-encoding {encoding!r} was not asked for")
         self.status = status
         self._head = 0
@@ -134,6 +135,3 @@ class ReplyParser:
         """Take the end of a reply."""
         if self.status:
             self.complete = True
-
-    def _encoding(self) -> bytes:
-        return (header(self.headers, b"transfer-encoding") or b"").strip().lower()

@@ -14,7 +14,7 @@ from urllib.parse import unquote_to_bytes
 from resilient_llm._kept import LONGEST_URL
 from resilient_llm.message import Request
 from resilient_llm.transports.failures import InvalidURLError, UnsupportedProtocolError
-from resilient_llm.transports.request_head import DROPPED, check_head, length_of
+from resilient_llm.transports.request_head import check_head, length_of
 
 __all__ = ["Origin", "Place", "place_of", "written"]
 
@@ -101,25 +101,21 @@ def written(request: Request, place: Place) -> tuple[bytes, int | None]:
 
     Gives the length that the body is said to have, too. Raises `LocalProtocolError` for what cannot be sent.
     """
-    names = check_head(request)
-    length = length_of(request, names)
-    method, body = request.method.upper(), request.body
-    lines = [b"%b %b HTTP/1.1" % (method.encode(), place.target)]
+    form, values = check_head(request)
+    length = length_of(request, form, values)
+    names, method, body = form.names, request.method.upper(), request.body
+    more = b""
     if b"host" not in names:
-        lines.append(b"Host: %b" % place.authority)
+        more = b"Host: %b\r\n" % place.authority
     if place.credentials is not None and b"authorization" not in names:
-        lines.append(b"Authorization: %b" % place.credentials)
-    if DROPPED.isdisjoint(names):
-        lines += map(b": ".join, request.headers)
-    else:
-        lines += [
-            b": ".join(header)
-            for name, header in zip(names, request.headers, strict=True)
-            if name not in DROPPED
-        ]
-    if body is None and length is None:
-        lines.append(b"Transfer-Encoding: chunked")
-    elif body is not None and length is None and (body or method not in _BODILESS):
-        lines.append(b"Content-Length: %d" % len(body))
-    lines += (b"", b"")
-    return b"\r\n".join(lines), length
+        more += b"Authorization: %b\r\n" % place.credentials
+    if form.dropped:
+        values = tuple(value for index, value in enumerate(values) if index not in form.dropped)
+    framing = b""
+    if length is None:
+        if body is None:
+            framing = b"Transfer-Encoding: chunked\r\n"
+        elif body or method not in _BODILESS:
+            framing = b"Content-Length: %d\r\n" % len(body)
+    head = (method.encode(), place.target, more, form.lines % values, framing)
+    return b"%b %b HTTP/1.1\r\n%b%b%b\r\n" % head, length

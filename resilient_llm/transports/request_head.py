@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import string
 from collections.abc import AsyncIterable, AsyncIterator
+from functools import lru_cache
+from typing import NamedTuple
 
+from resilient_llm._kept import LONGEST_NAMES, MOST_NAMES
 from resilient_llm.message import Headers, Request
 from resilient_llm.transports.failures import LocalProtocolError
 from resilient_llm.transports.httpx_family import _Chain
 
-__all__ = ["DROPPED", "Upload", "check_head", "length_of", "upload"]
+__all__ = ["DROPPED", "Form", "Upload", "check_head", "length_of", "upload"]
 
 _IN_TOKENS = b"!#$%&'*+-.^_`|~" + (string.digits + string.ascii_letters).encode()
 _IN_NO_VALUE = bytes([*range(9), *range(10, 32), 127])
@@ -25,25 +28,68 @@ DROPPED = frozenset({b"transfer-encoding", b"expect"})
 _METHODS = frozenset({"DELETE", "GET", "HEAD", "PATCH", "POST", "PUT"})
 
 
-def check_head(request: Request) -> list[bytes]:
-    """Give the names of the headers in lower case; raises `LocalProtocolError` for what cannot be sent."""
-    method = request.method
+class Form(NamedTuple):
+    """What heads have in common whose headers have the same names."""
+
+    names: tuple[bytes, ...]
+    """The names, in lower case."""
+    sound: bool
+    """Whether these can be sent together."""
+    lines: bytes
+    """The headers that are sent, to be filled in with their values."""
+    dropped: frozenset[int]
+    """Which are not."""
+    length: int | None
+    """Which of them is content-length."""
+    encoding: int | None
+    """Which of them is transfer-encoding."""
+
+
+def _form_of(names: tuple[bytes, ...]) -> Form:
+    lower = tuple(name.lower() for name in names)
+    dropped = frozenset(index for index, name in enumerate(lower) if name in DROPPED)
+    return Form(
+        lower,
+        all(map(_is_token, names)) and all(lower.count(name) < 2 for name in _SINGLE),
+        b"".join(
+            [b"%b: %%b\r\n" % name.replace(b"%", b"%%") for i, name in enumerate(names) if i not in dropped]
+        ),
+        dropped,
+        lower.index(b"content-length") if b"content-length" in lower else None,
+        lower.index(b"transfer-encoding") if b"transfer-encoding" in lower else None,
+    )
+
+
+_kept = lru_cache(maxsize=128)(_form_of)
+
+
+def check_head(request: Request) -> tuple[Form, tuple[bytes, ...]]:
+    """Give the form of the headers, and their values; raises `LocalProtocolError` for what cannot be sent."""
+    method, headers = request.method, request.headers
     if method not in _METHODS and (not _is_token(method.encode()) or method.upper() == "CONNECT"):
         raise LocalProtocolError(f"method {method!r} cannot be sent")
-    names = [name.lower() for name, _value in request.headers]
-    values = b"".join([value for _name, value in request.headers])
-    # Looked at together, since hardly ever one cannot be sent; then which one it is, is worth a second look.
-    sound = b"" not in names and (not names or _is_token(b"".join(names))) and _is_value(values)
-    if sound and len(set(names)) == len(names):
-        return names
+    names: tuple[bytes, ...]
+    values: tuple[bytes, ...]
+    names, values = zip(*headers, strict=True) if headers else ((), ())
+    # Clients send the same headers again and again, and only what they say differs.
+    is_short = len(names) <= MOST_NAMES and len(b"".join(names)) <= LONGEST_NAMES
+    form = _kept(names) if is_short else _form_of(names)
+    if not form.sound or not _is_value(b"".join(values)):
+        raise _unsound(headers)
+    return form, values
+
+
+def _unsound(headers: Headers) -> LocalProtocolError:
+    """Say which of the headers it is that cannot be sent."""
     seen: set[bytes] = set()
-    for name, (raw, value) in zip(names, request.headers, strict=True):
+    for raw, value in headers:
+        name = raw.lower()
         if not _is_token(raw) or not _is_value(value):
-            raise LocalProtocolError(f"header {raw!r} cannot be sent")
+            return LocalProtocolError(f"header {raw!r} cannot be sent")
         if name in _SINGLE and name in seen:
-            raise LocalProtocolError(f"header {raw!r} is there twice")
+            break
         seen.add(name)
-    return names
+    return LocalProtocolError(f"header {raw!r} is there twice")
 
 
 def _is_token(name: bytes) -> bool:
@@ -54,14 +100,14 @@ def _is_value(value: bytes) -> bool:
     return len(value.translate(None, _IN_NO_VALUE)) == len(value)
 
 
-def length_of(request: Request, names: list[bytes]) -> int | None:
+def length_of(request: Request, form: Form, values: tuple[bytes, ...]) -> int | None:
     """Give the length that a body is said to have; raises `LocalProtocolError` for one framed in two ways.
 
-    `names` are those that `check_head` has given.
+    `form` and `values` are what `check_head` has given.
     """
-    length = request.headers[names.index(b"content-length")][1] if b"content-length" in names else None
-    if b"transfer-encoding" in names:
-        encoding = request.headers[names.index(b"transfer-encoding")][1]
+    length = None if form.length is None else values[form.length]
+    if form.encoding is not None:
+        encoding = values[form.encoding]
         if encoding.strip().lower() != b"chunked" or length is not None:
             raise LocalProtocolError(
                 "transfer-encoding cannot be sent with another coding, or with content-length"

@@ -249,6 +249,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.trying: dict[int, float] = {}  # since when a half-open one is being tried
         self.until = dict.fromkeys(range(len(keys)), -math.inf)
         self.dead: dict[int, float] = {}
+        self.died = dict.fromkeys(range(len(keys)), -math.inf)  # when last, also of those that live again
 
     @rule(seconds=st.sampled_from([0.5, 20.0, 61.0, 1000.0]))
     def time_passes(self, seconds: float) -> None:
@@ -295,11 +296,12 @@ class PoolMachine(RuleBasedStateMachine):
         if not release_first:
             self.pool.release(index, taken=since)
         now = self.pool.health(self.now)[index]
-        if was.state is CredentialState.SET_ASIDE or since <= self.dead.get(index, -math.inf):
+        if since > self.died[index]:  # else it was not the one that tried it again
+            self.trying.pop(index, None)
+        if was.state is CredentialState.SET_ASIDE or since <= self.died[index]:
             self.until[index] = max(self.until[index], self.now + (hint or 0.0))
         else:
-            self.trying.pop(index, None)
-            self.dead[index] = self.now
+            self.dead[index] = self.died[index] = self.now
             self.until[index] = self.now + now.back_in
             assert now.back_in == pytest.approx(hint) if hint else 60 <= now.back_in <= 900
 

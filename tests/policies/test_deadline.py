@@ -25,6 +25,13 @@ async def test_ends_a_call_that_takes_longer() -> None:
     assert outcome.error_type == "deadline_exceeded"
 
 
+async def test_says_of_a_deadline_that_has_passed_already_that_there_was_no_time() -> None:
+    provider = Provider()
+    with pytest.raises(DeadlineExceededError, match=", 0 s after it began"):
+        await Door(Deadline(5), provider=provider)(deadline=anyio.current_time() - 1)
+    assert not provider.attempts
+
+
 async def test_leaves_a_call_alone_that_is_done_in_time() -> None:
     assert (await Door(Deadline(5), provider=Provider(4.9))()).status == 200
 

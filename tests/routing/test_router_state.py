@@ -21,9 +21,10 @@ from resilient_llm import (
     Request,
     Retry,
 )
+from resilient_llm.core.target_load import TargetLoad
 from resilient_llm.outcome import Outcome, Usage, Verdict
 from resilient_llm.pricing import Price
-from tests.routing.upstreams import FIXED, Upstreams, door, router, target, throttled
+from tests.routing.upstreams import FIXED, OVERLOADED, SILENT, Upstreams, door, router, target, throttled
 from tests.support import FAILURE, Door, Nothing
 
 pytestmark = pytest.mark.anyio
@@ -192,3 +193,16 @@ async def test_what_an_answer_does_not_tell_of_its_tokens_is_estimated(
     one = door(Silent(), router([target("a", price=Price(input=10.0, output=30.0))]))
     await one(body=b'{"prompt": "' + b"x" * 404 + b'"}')
     assert one.calls[0].cost == pytest.approx(cost / 1e6)
+
+
+async def test_a_call_learns_from_a_failure_that_its_target_could_not_learn_from(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def finished(*_: object, **__: object) -> None:
+        raise RuntimeError("out of order")
+
+    monkeypatch.setattr(TargetLoad, "finished", finished)
+    upstreams = Upstreams(a=[SILENT], b=[OVERLOADED])
+    await door(upstreams, router([target("a"), target("b")]))()
+    assert upstreams.names == ["a", "b", "b"]  # not "a" again, which gave no answer in its time
+    assert "a callback of a finished call failed" in caplog.text

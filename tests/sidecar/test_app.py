@@ -12,6 +12,7 @@ import pytest
 
 from resilient_llm.message import Headers
 from resilient_llm.sidecar import Sidecar, parse
+from resilient_llm.sidecar.observability import observe
 from resilient_llm.testing import FakeProvider, Fault
 from tests.asgi.server import Connection
 from tests.sidecar.support import ANSWER, ASK, BEARER, KEY, OPEN, MemoryEngine, ask, logged, memory
@@ -159,6 +160,23 @@ async def test_what_a_model_is_called_has_an_end(path: str, length: int, status:
     if status == 400:
         assert "longer than 256 characters" in answered.json["error"]["message"]
     assert len(log.lines[0]) < 2_000
+
+
+@pytest.mark.parametrize("tenant", ["", '[tenants.globex]\nkey_env = "KEY_OF_GLOBEX"\npassthrough = true\n'])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/main/v1/chat/completions"])
+async def test_what_a_model_is_called_can_be_written_down(path: str, tenant: str) -> None:
+    provider = FakeProvider()
+    config = parse(f"{OPEN}passthrough = true\n{tenant}")
+    seen = observe(config)
+    sidecar = Sidecar(config, MemoryEngine(provider), telemetry=seen.telemetry)
+    answered = await ask(sidecar, {**ASK, "model": "half \ud800"}, path=path, headers=[GLOBEX])
+    assert (answered.status, answered.json["error"]["code"]) == (400, "invalid_request_error")
+    assert not provider.requests
+    answered = await ask(sidecar, {**ASK, "model": "whole \U0001f600"}, path=path, headers=[GLOBEX])
+    assert answered.status == 200
+    assert seen.metrics is not None
+    assert "whole \U0001f600" in seen.metrics()[0].decode()
+    seen.shutdown()
 
 
 async def test_what_a_call_costs_is_unknown_where_no_price_is() -> None:
@@ -504,13 +522,28 @@ async def test_a_tenants_budget_is_its_own() -> None:
 async def test_a_defect_is_a_500_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     sidecar = memory(FakeProvider())
 
-    def broken(_call: object, _loop: object) -> None:
+    def broken(*_given: object) -> None:
         raise RuntimeError("sk-secret in a message")
 
-    monkeypatch.setattr(sidecar.setup.door, "handle", broken)
+    monkeypatch.setattr(sidecar.setup.door, "carry", broken)
     with logged() as log:
         answered = await ask(sidecar)
     assert answered.status == 500
     assert b"secret" not in answered.body
     assert "sk-secret" not in "".join(log.lines)
     assert any(json.loads(line).get("exception") == "RuntimeError" for line in log.lines)
+
+
+@pytest.mark.parametrize("status", [200, 400])
+@pytest.mark.parametrize("more", ["", "[routing]\nname_target = false\n"])
+async def test_the_log_says_which_target_was_asked_whatever_a_provider_says_of_itself(
+    status: int, more: str
+) -> None:
+    provider = FakeProvider()
+    named = {"x-resilient-llm-target": "another", "content-type": "application/json"}
+    body = '{"choices": [{"message": {"content": "a"}}]}' if status == 200 else '{"error": {"message": "no"}}'
+    provider.script(None, lambda _request: Fault(status=status, headers=named, body=body))
+    with logged() as log:
+        client = await ask(memory(provider, OPEN + more))
+    assert client.status == status
+    assert log.entries[0]["target"] == "main"

@@ -193,3 +193,116 @@ async def test_what_may_not_be_sent_is_refused(messages: list[Any], words: str) 
         await cycle.send(message)
     with pytest.raises(RuntimeError, match=words):
         await cycle.send(last)
+
+
+@pytest.mark.parametrize(
+    ("method", "headers", "written"),
+    [
+        ("GET", HEADERS, HEAD + b"hello"),
+        ("HEAD", HEADERS, HEAD),
+        ("GET", [], CHUNKED + b"5\r\nhello\r\n0\r\n\r\n"),
+    ],
+)
+async def test_a_whole_answer_is_written_at_once(
+    method: str, headers: list[tuple[bytes, bytes]], written: bytes
+) -> None:
+    wire, ended = Wire(), list[str]()
+    cycle = cycle_on(wire, method=method, ended=ended)
+    assert cycle.answer(200, headers, b"hello")
+    assert wire.writes == [written]
+    assert ended == ["ended"]
+    assert cycle.response_complete
+    await asyncio.sleep(0)
+    assert wire.writes == [written], "and not once more"
+    with pytest.raises(RuntimeError, match="after response already completed"):
+        await cycle.send(body(b""))
+
+
+async def test_a_whole_answer_has_what_the_server_adds_to_each() -> None:
+    wire = Wire()
+    cycle = cycle_on(wire)
+    cycle.default_headers = [(b"server", b"here")]
+    assert cycle.answer(200, HEADERS, b"hello")
+    assert wire.writes == [HEAD.replace(b"\r\n", b"\r\nserver: here\r\n", 1) + b"hello"]
+
+
+@pytest.mark.parametrize("obstacle", ["paused", "gone", "begun", "closing"])
+async def test_where_anything_is_in_the_way_of_an_answer_none_of_it_is_sent(obstacle: str) -> None:
+    wire = Wire()
+    cycle = cycle_on(wire)
+    cycle.flow.write_paused = obstacle == "paused"
+    cycle.disconnected = obstacle == "gone"
+    cycle.response_started = obstacle == "begun"
+    cycle.keep_alive = obstacle != "closing"
+    assert not cycle.answer(200, HEADERS, b"hello")
+    await asyncio.sleep(0)
+    assert not wire.writes
+    assert cycle.response_started is (obstacle == "begun")
+    assert not cycle.response_complete
+
+
+@pytest.mark.parametrize(
+    ("headers", "words"),
+    [
+        ([(b"content-length", b"6")], "shorter than Content-Length"),
+        ([(b"content-length", b"4")], "longer than Content-Length"),
+        ([(b"a b", b"")], "Invalid HTTP header name"),
+        ([(b"a", b"b\r\nc: d")], "Invalid HTTP header value"),
+        ([(b"a", b"\x7f")], "Invalid HTTP header value"),
+    ],
+)
+async def test_a_whole_answer_that_may_not_be_sent_is_refused(
+    headers: list[tuple[bytes, bytes]], words: str
+) -> None:
+    cycle = cycle_on(Wire())
+    with pytest.raises(RuntimeError, match=words):
+        cycle.answer(200, headers, b"hello")
+    assert cycle.response_started, "so that nothing else is said instead"
+    assert not cycle.response_complete
+
+
+async def test_what_has_not_changed_has_the_length_it_would_have_and_no_body() -> None:
+    wire, ended = Wire(), list[str]()
+    cycle = cycle_on(wire, ended=ended)
+    assert cycle.answer(304, HEADERS, b""), "RFC 9110, 8.6"
+    assert wire.writes == [HEAD.replace(b"200 OK", b"304 Not Modified")]
+    assert ended == ["ended"]
+
+
+async def test_a_tab_may_stand_in_a_value() -> None:
+    wire = Wire()
+    assert cycle_on(wire).answer(204, [(b"a", b"b\tc\x80")], b"")
+    assert wire.writes == [b"HTTP/1.1 204 No Content\r\na: b\tc\x80\r\n\r\n"]
+
+
+async def test_a_part_can_be_put_only_where_nothing_else_is_to_be_sent_or_waited_for() -> None:
+    wire = Wire()
+    cycle = cycle_on(wire)
+    assert not cycle.is_ready(), "nothing has begun"
+    await cycle.send(start([]))
+    assert not cycle.is_ready(), "the head is still to be sent"
+    await asyncio.sleep(0)
+    assert cycle.is_ready()
+    cycle.put(b"hello")
+    assert wire.writes == [CHUNKED, b"5\r\nhello\r\n"]
+    cycle.flow.write_paused = True
+    assert not cycle.is_ready(), "the client takes no more for now"
+    cycle.flow.write_paused = False
+    cycle.disconnected = True
+    assert not cycle.is_ready(), "the client is gone"
+    cycle.disconnected = False
+    wire.closed = True
+    assert not cycle.is_ready(), "the connection is about to go"
+    wire.closed = False
+    assert cycle.is_ready()
+    await cycle.send(body(b""))
+    assert not cycle.is_ready(), "it is over"
+    assert wire.writes == [CHUNKED, b"5\r\nhello\r\n", b"0\r\n\r\n"]
+
+
+async def test_no_part_can_be_put_where_its_length_is_counted() -> None:
+    cycle = cycle_on(Wire())
+    await cycle.send(start())
+    await asyncio.sleep(0)
+    assert not cycle.is_ready()
+    await cycle.send(body(b"hello"))

@@ -12,7 +12,7 @@ import uvicorn
 from starlette.types import Message, Receive, Scope, Send
 
 from resilient_llm._loop import EventLoop
-from resilient_llm.sidecar.departure import Connection, connection_of, unless_gone
+from resilient_llm.sidecar.departure import Connection, UnlessGone, connection_of, listening
 from resilient_llm.sidecar.protocol import guarded
 
 pytestmark = pytest.mark.anyio
@@ -36,9 +36,15 @@ class Told:
     def unwatch(self) -> None:
         self.left = None
 
+    def answer(self, *_whole: object) -> bool:
+        return False
 
-async def never() -> Message:
-    raise AssertionError("nobody is to listen")
+    def outlet(self) -> None:
+        return None
+
+
+def unless_gone(connection: Told, *, wanted: bool = True) -> UnlessGone:
+    return UnlessGone(connection, lambda: wanted, EventLoop.current())
 
 
 @pytest.mark.parametrize("wanted", [True, False])
@@ -46,39 +52,57 @@ async def never() -> Message:
 async def test_an_answer_is_broken_off_if_it_is_still_wanted(wanted: bool, already: bool) -> None:
     connection = Told(gone=already)
     done = False
-
-    async def answer() -> None:
-        nonlocal done
+    with unless_gone(connection, wanted=wanted) as scope:
         if connection.left is not None and not already:
             connection.left()
         await anyio.sleep(0.01)
         done = True
-
-    await unless_gone(answer, lambda: wanted, loop=EventLoop.current(), connection=connection, receive=never)
     assert done is not wanted
+    assert scope.cancelled_caught is wanted
     assert connection.left is None
 
 
 async def test_what_the_answer_raises_is_raised_and_nobody_is_called_any_more() -> None:
     connection = Told()
+    with pytest.raises(KeyError, match="mine"), unless_gone(connection):
+        raise KeyError("mine")
+    assert connection.left is None
 
+
+async def test_whoever_is_cancelled_otherwise_stays_so() -> None:
+    connection = Told()
+    with anyio.CancelScope() as outer:
+        with unless_gone(connection) as inner:
+            outer.cancel()
+            await anyio.sleep(1)
+        raise AssertionError("cancelled, and goes on")
+    assert outer.cancelled_caught
+    assert not inner.cancelled_caught
+    assert connection.left is None
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+async def test_elsewhere_a_task_listens(wanted: bool) -> None:
+    done = False
+
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    async def answer() -> None:
+        nonlocal done
+        await anyio.sleep(0.01)
+        done = True
+
+    await listening(answer, lambda: wanted, receive)
+    assert done is not wanted
+
+
+async def test_what_is_raised_elsewhere_is_raised_as_it_is() -> None:
     async def answer() -> None:
         raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):
-        await unless_gone(
-            answer, lambda: True, loop=EventLoop.current(), connection=connection, receive=never
-        )
-    assert connection.left is None
-
-
-async def test_elsewhere_a_task_listens() -> None:
-    async def receive() -> Message:
-        return {"type": "http.disconnect"}
-
-    await unless_gone(
-        anyio.sleep_forever, lambda: True, loop=EventLoop.current(), connection=None, receive=receive
-    )
+        await listening(answer, lambda: True, anyio.sleep_forever)  # type: ignore[arg-type]  # nothing comes
 
 
 @asynccontextmanager

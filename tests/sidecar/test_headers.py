@@ -51,3 +51,9 @@ def test_what_goes_to_the_provider(given: Headers, passed: Headers) -> None:
     host, via = (b"host", b"there"), (b"via", b"1.1 resilient-llm")
     assert for_provider(given, first_of(given), b"there", 5) == [host, *passed, LENGTH, via]
     assert for_provider(given, first_of(given), b"there", None) == [host, *passed, via]
+
+
+def test_the_id_of_a_request_is_this_sides_to_give() -> None:
+    assert for_client([(b"X-Resilient-LLM-Request-ID", b"theirs"), (b"x-request-id", b"1")], sized=True) == [
+        (b"x-request-id", b"1")
+    ]

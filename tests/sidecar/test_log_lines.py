@@ -10,8 +10,10 @@ import subprocess
 import sys
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from resilient_llm.sidecar.access_log import JSONFormatter
+from resilient_llm.sidecar.access_log import Entry, JSONFormatter
 from resilient_llm.sidecar.log_lines import LineHandler
 
 
@@ -123,6 +125,37 @@ def test_the_time_is_that_of_the_record(created: float, time: str) -> None:
     record = logging.LogRecord("a", logging.INFO, "", 0, "message", None, None)
     record.created = created
     assert json.loads(JSONFormatter().format(record))["time"] == time
+
+
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3),
+)
+
+
+@given(st.dictionaries(st.text(), _VALUES, min_size=1, max_size=8))
+def test_an_entry_is_written_as_json_writes_it(fields: dict[str, object]) -> None:
+    written: list[str] = []
+
+    class Collect(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            record.fields = fields  # as a filter may do, to say more
+            written.append(JSONFormatter().format(record))
+
+    logger, handler = logging.getLogger("resilient_llm.access"), Collect()
+    level, logger.disabled = logger.level, False
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    try:
+        Entry("POST", {}, lambda: 0.0).write()
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+    (line,) = written
+    assert line.isascii()
+    assert line.isprintable()
+    assert line.endswith(f"{json.dumps(fields)[1:]}")
+    assert json.loads(line)["logger"] == fields.get("logger", "resilient_llm.access")
 
 
 @pytest.mark.anyio

@@ -115,6 +115,17 @@ def test_an_error_is_the_last_that_is_passed_on(
     assert unseen == b"".join(before).replace(b"\n", ending)
 
 
+@given(after=EVENTS, cuts=CUTS)
+def test_what_is_skipped_after_an_error_takes_nothing_of_it_away(after: list[bytes], cuts: list[int]) -> None:
+    seen = says("Hello") + BROKEN + ERROR
+    for cut in (cuts, [10_000]):  # which mostly brings all of it at once
+        passed, _, buffer = buffered(
+            seen + b"".join(after), cut, skipped=(EventKind.MALFORMED, EventKind.USAGE)
+        )
+        assert buffer.stop is not None
+        assert passed == says("Hello") + ERROR
+
+
 @given(before=st.lists(st.sampled_from([ROLE, says("Hello"), PING])), cuts=CUTS)
 @settings(max_examples=50)
 def test_an_event_that_is_too_large_is_not_passed_on_and_not_kept(

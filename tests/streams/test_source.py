@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import anyio
@@ -80,6 +80,34 @@ async def test_each_read_has_a_limit_of_its_own(limits: tuple[float, ...]) -> No
     with pytest.raises(ReadTimedOutError):
         await reading.read(take, later(limits[-1]))
     assert anyio.current_time() - began == pytest.approx(limits[-1])
+
+
+class Showing(Stream):
+    """Show what comes before it is given."""
+
+    async def offering(self, offer: Callable[[bytes], bytes | None]) -> bytes:
+        while (left := offer(await anext(self))) is None:
+            pass
+        return left
+
+
+async def test_a_read_lasts_as_long_as_it_is_extended() -> None:
+    stream = Showing(8.0, b"a", 8.0, b"b", 1.0, b"c", 9.0, b"d", 8.0, b"e", math.inf)
+    reading, shown = Source(stream, EventLoop.current()), []
+
+    def offer(chunk: bytes) -> bytes | None:
+        shown.append(chunk)
+        if chunk in b"ad":
+            reading.extend(later(10))
+        return chunk if chunk == b"c" else None
+
+    assert await reading.read(take, later(10), offer) == b"c"
+    began = anyio.current_time()
+    with pytest.raises(ReadTimedOutError):
+        await reading.read(take, later(10), offer)
+    assert anyio.current_time() - began == pytest.approx(9 + 10)
+    assert shown == [b"a", b"b", b"c", b"d", b"e"]
+    assert stream.closed
 
 
 async def test_what_is_there_comes_though_it_is_late() -> None:

@@ -7,7 +7,7 @@ import pytest
 from resilient_llm.message import Headers, Request
 from resilient_llm.transports.failures import InvalidURLError, LocalProtocolError, UnsupportedProtocolError
 from resilient_llm.transports.http1_request import Origin, place_of, written
-from resilient_llm.transports.request_head import upload
+from resilient_llm.transports.request_head import Form, check_head, upload
 
 LENGTH = b"content-length"
 
@@ -149,3 +149,36 @@ def test_a_length_of_thousands_of_digits_is_refused_as_any_other_that_is_none() 
     request = Request("POST", "http://host.example/", [(b"content-length", b"1" * 5000)], b"x")
     with pytest.raises(LocalProtocolError):
         written(request, place_of(request.url))
+
+
+def form_of(names: list[bytes]) -> Form:
+    return check_head(Request("POST", "http://host.example/", [(name, b"x") for name in names]))[0]
+
+
+def test_names_of_any_length_and_number_are_sent_and_kept_only_where_they_are_few_and_short() -> None:
+    few = [b"x-%d" % number for number in range(30)]
+    many, long = few * 10, [b"x" * 100_000]
+    assert form_of(few) is form_of(few)
+    for names in (many, long):
+        assert form_of(names) is not form_of(names)
+        assert form_of(names).lines == b"".join(b"%b: %%b\r\n" % name for name in names)
+
+
+def test_a_name_with_a_percent_sign_is_sent_as_it_is() -> None:
+    assert b"\r\n%s%b%%: %s\r\n" in head("GET", [(b"%s%b%%", b"%s")], b"")
+
+
+@pytest.mark.parametrize(
+    ("headers", "why"),
+    [
+        ([(b"a", b"1"), (b"b c", b"2")], "header b'b c' cannot"),
+        ([(b"", b"1")], "header b'' cannot"),
+        ([(b"a", b"1\n2")], "header b'a' cannot"),
+        ([(b"Host", b"a"), (b"hOST", b"a")], "header b'hOST' is there twice"),
+        ([(b"expect", b"a"), (b"b", b"\r"), (b"Expect", b"a")], "header b'b' cannot"),
+    ],
+)
+def test_what_cannot_be_sent_is_named(headers: Headers, why: str) -> None:
+    for _ in range(2):  # the second time by what is known of the names
+        with pytest.raises(LocalProtocolError, match=why):
+            head("GET", headers, b"")

@@ -1,0 +1,64 @@
+"""uvicorn's protocol, and what it knows of a client while that is answered: whether it is still there, and takes more.
+
+This is the `Connection` that the app asks. What may come from a client, and for how long, is looked at elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+if TYPE_CHECKING:
+    from resilient_llm.message import Headers
+    from resilient_llm.outlet import Outlet
+    from resilient_llm.sidecar.cycle import Cycle
+
+__all__ = ["WatchedProtocol"]
+
+
+class WatchedProtocol(HttpToolsProtocol):
+    """Tell whoever answers, and the app, of a client that leaves."""
+
+    answered: Cycle | None = None
+    """What is being answered, or was last; others may wait behind it."""
+    _left: Callable[[], None] | None = None
+    _gone = False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell them."""
+        answered = self.answered
+        if answered is not None and not answered.response_complete:  # uvicorn tells only the last in line
+            answered.disconnected = True
+            answered.message_event.set()
+        super().connection_lost(exc)
+        self._gone = True
+        left, self._left = self._left, None
+        if left is not None:
+            left()
+
+    def has_whole_body(self) -> bool:
+        """Tell whether the rest of the body is at hand of the request that is being answered."""
+        answered = self.answered
+        return answered is not None and not answered.more_body
+
+    def watch(self, left: Callable[[], None]) -> None:
+        """Read on from the client, and call `left` once when it is gone: at once if it is already."""
+        if self._gone:
+            left()
+        else:
+            self._left = left
+            self.flow.resume_reading()  # which stops in the midst of a large body, and with it the news
+
+    def unwatch(self) -> None:
+        """Call nobody any more."""
+        self._left = None
+
+    def answer(self, status: int, headers: Headers, body: bytes) -> bool:
+        """Send a whole response, if nothing is in the way of it; tells whether it was."""
+        return self.answered is not None and self.answered.answer(status, headers, body)
+
+    def outlet(self) -> Outlet | None:
+        """Give where parts of the body of a response can be put that has begun."""
+        return self.answered
