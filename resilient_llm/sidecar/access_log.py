@@ -119,7 +119,7 @@ class Entry:
         if call is not None:
             if isinstance(call.route, Route):
                 answered = call.route.answered or call.route.last
-                if answered is not None:  # and not what a header of the reply says, which may be the provider's
+                if answered is not None:  # a header of the reply that says so may be the provider's
                     fields["target"] = answered.target.name
             fields["attempts"] = call.attempts
             fields["retries"] = call.retries
