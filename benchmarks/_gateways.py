@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks._gateway_process import BEARER, KEY, Command, Gateway, Place, free_port
 
-__all__ = ["GATEWAYS", "TRACED"]
+__all__ = ["GATEWAYS", "OBSERVED"]
 
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "resilient_llm" / "peers"
 _INSTALLING = 600.0
@@ -206,7 +206,6 @@ http {{
 
 GATEWAYS: Mapping[str, Gateway] = {
     "sidecar": Gateway(command=_sidecar(_POLICIES), get=_compiled),
-    "sidecar_logged": Gateway(command=_sidecar(_LOGGED), get=_compiled),
     "bare_proxy": Gateway(command=_sidecar(_NO_POLICIES), get=_compiled),
     "nginx": Gateway(command=_nginx_command, get=_nginx),
     "smg": Gateway(
@@ -240,8 +239,9 @@ GATEWAYS: Mapping[str, Gateway] = {
     ),
 }
 
-TRACED: Mapping[str, Gateway] = {
-    f"sidecar_traced_{percent}": Gateway(command=_sidecar(_POLICIES, _TRACED, ratio=percent / 100))
+OBSERVED: Mapping[str, Gateway] = {"sidecar_logged": Gateway(command=_sidecar(_LOGGED), get=_compiled)} | {
+    f"sidecar_traced_{percent}": Gateway(command=_sidecar(_LOGGED, _TRACED, ratio=percent / 100))
     for percent in (10, 100)
 }
-"""The sidecar with metrics, and traces of so many percent of the requests, sent to the provider, which drops them."""
+"""The sidecar with its access log, and with metrics as well and traces of so many percent of the requests, sent to the
+provider, which drops them."""
