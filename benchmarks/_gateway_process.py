@@ -101,9 +101,8 @@ class Running:
 
 def _processor_time(pid: int) -> float:
     """Give the seconds of processor that all threads of a process have had; 0 when it is gone."""
-    clock = (
-        ~pid << 3
-    ) | 2  # as clock_getcpuclockid(3) makes it; what /proc says is in hundredths of a second
+    # As clock_getcpuclockid(3) makes it; what /proc says is in hundredths of a second.
+    clock = (~pid << 3) | 2
     try:
         return time.clock_gettime(clock)
     except OSError:
