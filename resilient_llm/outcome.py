@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
-__all__ = ["Outcome", "Scope", "Usage", "Verdict", "counted", "success"]
+__all__ = ["Outcome", "Scope", "Usage", "Verdict"]
 
 
 class Verdict(Enum):
@@ -40,9 +39,6 @@ class Scope(Enum):
     TARGET = "target"
     UPSTREAM = "upstream"
     LOCAL = "local"
-
-
-_TARGET = Scope.TARGET
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,45 +113,6 @@ class Outcome:
     def timed_out(self) -> bool:
         """Tell whether a clock ended it."""
         return self.error_type in TIMEOUT_TYPES
-
-
-def _draft(frozen: type) -> Any:  # noqa: ANN401 - its fields are those of `frozen`
-    """Make the class of those who are to be `frozen` once they are written.
-
-    Setting the fields of one that is frozen already costs a microsecond, as much as a policy; each reply has two.
-    """
-    return type(f"_{frozen.__name__}Draft", (), {"__slots__": frozen.__slots__})  # type: ignore[attr-defined]
-
-
-_UsageDraft, _OutcomeDraft = _draft(Usage), _draft(Outcome)
-
-
-def counted(
-    input_tokens: int | None, output_tokens: int | None, cached: int | None, reasoning: int | None
-) -> Usage:
-    """Give what `Usage` gives of these numbers, sooner."""
-    usage = _UsageDraft()
-    usage.input_tokens = input_tokens
-    usage.output_tokens = output_tokens
-    usage.cached_tokens = cached
-    usage.reasoning_tokens = reasoning
-    usage.estimated = False
-    usage.__class__ = Usage
-    made: Usage = usage
-    return made
-
-
-def success(usage: Usage | None) -> Outcome:
-    """Give what `Outcome(verdict=Verdict.SUCCESS, usage=usage)` gives, sooner."""
-    outcome = _OutcomeDraft()
-    outcome.verdict = _SUCCESS
-    outcome.scope = _TARGET
-    outcome.error_type = outcome.status = outcome.retry_after = outcome.retry_after_source = None
-    outcome.retryable = outcome.ambiguous = False
-    outcome.usage = usage
-    outcome.__class__ = Outcome
-    made: Outcome = outcome
-    return made
 
 
 CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"

@@ -10,18 +10,17 @@ import math
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 
 if TYPE_CHECKING:
     from resilient_llm._loop import EventLoop
-    from resilient_llm.message import ByteStream
+    from resilient_llm.message import ByteStream, Offer
 
 __all__ = ["ReadTimedOutError", "Source", "abandon", "close"]
 
 Taken = TypeVar("Taken")
-Offer: TypeAlias = "Callable[[bytes], bytes | None]"
 
 _CLOSING = 1.0
 """Seconds that closing a body may take; whoever waits for the permits behind it waits no longer."""

@@ -68,7 +68,7 @@ class SharedQuotas:
                 "give each a name= of its own"
             )
         self.guard = store.guard
-        self._view = SharedView(store, quotas, waiters, name=name)
+        self.view = SharedView(store, quotas, waiters, name=name)
         self._quotas = quotas
         self._waiters = waiters
         self._name = name
@@ -77,7 +77,7 @@ class SharedQuotas:
 
     def forget(self) -> None:
         """Start afresh in another event loop."""
-        self._view.forget()
+        self.view.forget()
 
     async def take(self, call: Call, reservation: Reservation, now: float) -> SharedTake | None:
         """Take what a call needs, when it is its turn; `None` when a dry run would have refused it.
@@ -86,7 +86,7 @@ class SharedQuotas:
         `on_store_error="closed"` `StoreUnavailableError`.
         """
         tell_store(call, self.guard)
-        take = self._view.take(call, reservation)
+        take = self.view.take(call, reservation)
         if oversized := self._oversized(take, now):
             call.telemetry.rejected(call, oversized, dry_run=self._dry_run)
             if self._dry_run:
@@ -107,14 +107,6 @@ class SharedQuotas:
         finally:
             tell_store(call, self.guard)
 
-    def settle(self, call: Call, take: SharedTake, reservation: Reservation, tokens: float | None) -> None:
-        """Tell the store how many tokens a call really used, or with `None` that nothing was; the view knows."""
-        self._view.settle(call, take, reservation, tokens)
-
-    def lower(self, call: Call, take: SharedTake, reservation: Reservation, before: Sequence[float]) -> None:
-        """Tell the store what the view has learned from a provider, since its levels were those `before`."""
-        self._view.lower(call, take, reservation, before)
-
     def _oversized(self, take: SharedTake, now: float) -> CostExceedsCapacityError | None:
         """Say why a call can never pass: by the limits as they are, whatever share of them there is just now."""
         if not take.exceeds(borrow=self._borrow):
@@ -128,7 +120,7 @@ class SharedQuotas:
         delay = self._waiters.delay(call, reservation, now)
         if now + delay.seconds > self._waiters.deadline(call, now):
             return now - take.views[delay.charge].heard_at > _FRESH
-        return self._place(call) not in self._view.places
+        return self._place(call) not in self.view.places
 
     def _place(self, call: Call) -> Hashable:
         return self._quotas.lane(call), call.tenant
@@ -143,9 +135,9 @@ class SharedQuotas:
         try:
             while True:
                 now = call.loop.time()
-                keeps = keeps or self._view.places.keep(place)
+                keeps = keeps or self.view.places.keep(place)
                 try:
-                    decision = await self._view.ask(
+                    decision = await self.view.ask(
                         call,
                         take,
                         reservation,
@@ -170,7 +162,7 @@ class SharedQuotas:
                     return await self._take_alone(call, take, reservation, arrived, self.guard.ended_error())
         finally:
             if keeps:
-                self._view.places.leave(place)
+                self.view.places.leave(place)
 
     async def _wait(self, call: Call, reservation: Reservation, now: float, *, since: float) -> bool:
         """Wait in the process's line, and take what is needed of the view; `False` when the store is closed before."""
@@ -187,7 +179,7 @@ class SharedQuotas:
         scope = anyio.CancelScope()
 
         def give_up() -> None:
-            self._view.give_up(call, take, reservation, decision.held)
+            self.view.give_up(call, take, reservation, decision.held)
             scope.cancel()
 
         try:
@@ -208,7 +200,7 @@ class SharedQuotas:
         self, call: Call, take: SharedTake, reservation: Reservation, decision: RateDecision
     ) -> None:
         """Sleep until its turn, or until there is enough before; look now and then what others have given back."""
-        places, turn = self._view.places, call.loop.time() + decision.again
+        places, turn = self.view.places, call.loop.time() + decision.again
         interval = max(_FRESH, decision.again / _LOOKS)
         with places.line_up(take.views, decision.held) as enough:
             places.rise(take.views, call.loop.time())  # what is known may be newer than the decision
@@ -216,7 +208,7 @@ class SharedQuotas:
                 with anyio.move_on_after(left if left < 2 * interval else interval):
                     await enough.wait()
                 if not enough.is_set() and call.loop.time() < turn:
-                    await self._view.look(call, take, reservation)
+                    await self.view.look(call, take, reservation)
 
     async def _rehearse(
         self, call: Call, take: SharedTake, reservation: Reservation, now: float
@@ -225,7 +217,7 @@ class SharedQuotas:
         reservation.take(now)
         try:
             most_wait = self._waiters.deadline(call, now) - now
-            decision = await self._view.ask(call, take, reservation, most_wait=most_wait, mode="d")
+            decision = await self.view.ask(call, take, reservation, most_wait=most_wait, mode="d")
         except StoreUnavailableError:
             self.guard.unguarded += 1
             reservation.take(call.loop.time())
@@ -264,8 +256,8 @@ class SharedQuotas:
             take.charges = [charge._replace(amount=0.0) for charge in take.charges]
             take.counted = False
             return take
-        self._view.share_out(now)
+        self.view.share_out(now)
         if len(self._waiters.queue) or not reservation.take_at_once(now):
             await self._waiters.take(call, reservation, now, since=arrived)
-        self._view.charge(take)
+        self.view.charge(take)
         return take

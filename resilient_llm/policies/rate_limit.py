@@ -266,7 +266,7 @@ class RateLimit:
                 return
             self._quotas.settle(reservation, used, now)
         if taken is not None and self._shared is not None:
-            self._shared.settle(call, taken, reservation, used)
+            self._shared.view.settle(call, taken, reservation, used)
         self._waiters.give_back(call.tenant, now, reservation)
 
     def _learn(
@@ -293,7 +293,7 @@ class RateLimit:
         if levels:
             learn(levels, reservation, self._quotas.mirrored, now, refused=refused)
         if taken is not None and self._shared is not None:
-            self._shared.lower(call, taken, reservation, before)
+            self._shared.view.lower(call, taken, reservation, before)
 
     def levels(self, call: Call) -> tuple[LimitLevel, ...]:
         """Say where the limits of a call stand, for `RateLimit` headers and the like."""

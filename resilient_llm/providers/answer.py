@@ -10,7 +10,7 @@ import json
 from enum import Enum
 
 from resilient_llm.message import JSONObject
-from resilient_llm.outcome import Usage, counted
+from resilient_llm.outcome import Usage
 
 __all__ = ["CHARACTERS_PER_TOKEN", "Answer", "EventKind", "count", "objects", "written"]
 
@@ -150,7 +150,14 @@ class Answer:
     def usage(self) -> Usage | None:
         """Give what was reported, or `None`."""
         counts = (self.input_tokens, self.output_tokens, self.cached_tokens, self.reasoning_tokens)
-        return None if counts == _UNKNOWN else counted(*counts)
+        if counts == _UNKNOWN:
+            return None
+        return Usage(
+            input_tokens=self.input_tokens,
+            output_tokens=self.output_tokens,
+            cached_tokens=self.cached_tokens,
+            reasoning_tokens=self.reasoning_tokens,
+        )
 
     def estimate(self) -> Usage | None:
         """Give what was used so far, by the length of the text where that says more than the report does.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from resilient_llm.core.sse import DEFAULT_MAX_EVENT_SIZE
 from resilient_llm.message import Headers, JSONObject, header
-from resilient_llm.outcome import SUCCESS, Outcome, success
+from resilient_llm.outcome import SUCCESS, Outcome
 from resilient_llm.providers.answer import Answer, objects
 from resilient_llm.providers.content import ContentDecoder, decode_body
 from resilient_llm.providers.event_reader import classify_error, fault
@@ -190,5 +190,5 @@ def _with_usage(outcome: Outcome, answer: Answer) -> Outcome:
     reported = answer.output_tokens is not None
     usage = answer.usage if reported else answer.estimate()
     if outcome is SUCCESS:
-        return success(usage)
+        return Outcome(verdict=SUCCESS.verdict, usage=usage)
     return replace(outcome, usage=usage)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from resilient_llm.core.json_array import JSONArrayParser
 from resilient_llm.core.sse import DEFAULT_MAX_EVENT_SIZE, Event, EventTooLargeError, SSEParser
 from resilient_llm.message import Headers, header
-from resilient_llm.outcome import CANCELLED, SUCCESS, Outcome, Verdict, success
+from resilient_llm.outcome import CANCELLED, SUCCESS, Outcome, Verdict
 from resilient_llm.providers.answer import Answer, EventKind
 from resilient_llm.providers.content import ContentDecoder
 from resilient_llm.providers.event_reader import EventReader, fault, parse_data
@@ -232,6 +232,6 @@ class StreamReader:
         final = outcome.ok or answer.finished or self._events.accounted
         usage = answer.usage if final and answer.output_tokens is not None else answer.estimate()
         if outcome is SUCCESS:  # nearly always, and `replace` is slow
-            return success(usage)
+            return Outcome(verdict=Verdict.SUCCESS, usage=usage)
         ambiguous = outcome.ambiguous or (self.has_content and outcome.verdict is Verdict.FAILURE)
         return replace(outcome, usage=usage, ambiguous=ambiguous)

@@ -15,7 +15,7 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from resilient_llm.sidecar.headers import has_controls
+from resilient_llm.message import has_controls, lines_of
 
 if TYPE_CHECKING:
     import asyncio
@@ -177,6 +177,6 @@ def _form(names: tuple[bytes, ...]) -> _Form:
         raise RuntimeError("Invalid HTTP header name.")
     lower = [name.lower() for name in names]
     return _Form(
-        b"".join([b"%b: %%b\r\n" % name.replace(b"%", b"%%") for name in lower]),
+        lines_of(lower),
         tuple((name, index) for index, name in enumerate(lower) if name in _FRAMING),
     )

@@ -6,14 +6,14 @@ Connections put bytes in. When to connect, what to send and what the bytes mean 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from resilient_llm.transports.failures import NetworkError
 
 if TYPE_CHECKING:
-    from resilient_llm.message import Headers
+    from resilient_llm.message import Headers, Offer
     from resilient_llm.transports.http1_connection import Connection
     from resilient_llm.transports.http1_parser import ReplyParser
 
@@ -21,10 +21,6 @@ __all__ = ["Body", "Incoming"]
 
 _BUFFER = 131_072
 """Bytes of a body that may wait for who reads it; more stop the network."""
-
-
-Offer: TypeAlias = "Callable[[bytes], bytes | None]"
-"""Gives what it leaves of what came for who waits; `None` where nobody has to be woken for it."""
 
 
 class Incoming:

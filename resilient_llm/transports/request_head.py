@@ -12,14 +12,13 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from resilient_llm._kept import LONGEST_NAMES, MOST_NAMES
-from resilient_llm.message import Headers, Request
+from resilient_llm.message import Headers, Request, has_controls, lines_of
 from resilient_llm.transports.failures import LocalProtocolError
 from resilient_llm.transports.httpx_family import _Chain
 
 __all__ = ["DROPPED", "Form", "Upload", "check_head", "length_of", "upload"]
 
 _IN_TOKENS = b"!#$%&'*+-.^_`|~" + (string.digits + string.ascii_letters).encode()
-_IN_NO_VALUE = bytes([*range(9), *range(10, 32), 127])
 _MAX_DIGITS = 19
 _SINGLE = frozenset({b"host", b"content-length", b"transfer-encoding", b"expect"})
 DROPPED = frozenset({b"transfer-encoding", b"expect"})
@@ -51,9 +50,7 @@ def _form_of(names: tuple[bytes, ...]) -> Form:
     return Form(
         lower,
         all(map(_is_token, names)) and all(lower.count(name) < 2 for name in _SINGLE),
-        b"".join(
-            [b"%b: %%b\r\n" % name.replace(b"%", b"%%") for i, name in enumerate(names) if i not in dropped]
-        ),
+        lines_of(name for index, name in enumerate(names) if index not in dropped),
         dropped,
         lower.index(b"content-length") if b"content-length" in lower else None,
         lower.index(b"transfer-encoding") if b"transfer-encoding" in lower else None,
@@ -74,7 +71,7 @@ def check_head(request: Request) -> tuple[Form, tuple[bytes, ...]]:
     # Clients send the same headers again and again, and only what they say differs.
     is_short = len(names) <= MOST_NAMES and len(b"".join(names)) <= LONGEST_NAMES
     form = _kept(names) if is_short else _form_of(names)
-    if not form.sound or not _is_value(b"".join(values)):
+    if not form.sound or has_controls(b"".join(values)):
         raise _unsound(headers)
     return form, values
 
@@ -84,7 +81,7 @@ def _unsound(headers: Headers) -> LocalProtocolError:
     seen: set[bytes] = set()
     for raw, value in headers:
         name = raw.lower()
-        if not _is_token(raw) or not _is_value(value):
+        if not _is_token(raw) or has_controls(value):
             return LocalProtocolError(f"header {raw!r} cannot be sent")
         if name in _SINGLE and name in seen:
             break
@@ -94,10 +91,6 @@ def _unsound(headers: Headers) -> LocalProtocolError:
 
 def _is_token(name: bytes) -> bool:
     return bool(name) and not name.translate(None, _IN_TOKENS)
-
-
-def _is_value(value: bytes) -> bool:
-    return len(value.translate(None, _IN_NO_VALUE)) == len(value)
 
 
 def length_of(request: Request, form: Form, values: tuple[bytes, ...]) -> int | None:

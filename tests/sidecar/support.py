@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
@@ -27,6 +27,25 @@ KEY = "key-of-acme-0123456789"
 BEARER = (b"authorization", f"Bearer {KEY}".encode())
 ASK = {"model": "gpt-4o", "messages": [{"role": "user", "content": "hi"}]}
 ANSWER = "The quick brown fox jumps over the lazy dog."
+
+
+class Watched:
+    """What else a `departure.Connection` does than to say who has left: all of it the ASGI way."""
+
+    left: Callable[[], None] | None = None
+    """What is called when the client leaves."""
+
+    def has_whole_body(self) -> bool:
+        return True
+
+    def unwatch(self) -> None:
+        self.left = None
+
+    def answer(self, *_whole: object) -> bool:
+        return False
+
+    def outlet(self) -> None:
+        return None
 
 
 class MemoryEngine:

@@ -17,7 +17,7 @@ from resilient_llm.sidecar import Sidecar
 from resilient_llm.sidecar.departure import EXTENSION
 from resilient_llm.testing import FakeProvider, Fault
 from tests.asgi.server import Connection
-from tests.sidecar.support import ASK, OPEN, logged, memory
+from tests.sidecar.support import ASK, OPEN, Watched, logged, memory
 from tests.support import cancel_at_every_await
 
 pytestmark = pytest.mark.anyio
@@ -27,7 +27,7 @@ ONCE = f"{SHORT}[retry]\nenabled = false"
 STREAMED = {**ASK, "stream": True}
 
 
-class Telling(Connection):
+class Telling(Watched, Connection):
     """A connection whose server says by itself when the client has left."""
 
     def __init__(self, body: object = ASK, *, seconds: float | None = None) -> None:
@@ -36,10 +36,6 @@ class Telling(Connection):
             json.dumps(body).encode(), method="POST", path="/v1/chat/completions", headers=headers
         )
         self.scope.update(query_string=b"", extensions={EXTENSION: self})
-        self.left: Callable[[], None] | None = None
-
-    def has_whole_body(self) -> bool:
-        return True
 
     def watch(self, left: Callable[[], None]) -> None:
         assert self.left is None
@@ -47,15 +43,6 @@ class Telling(Connection):
             left()
         else:
             self.left = left
-
-    def unwatch(self) -> None:
-        self.left = None
-
-    def answer(self, *_whole: object) -> bool:
-        return False
-
-    def outlet(self) -> None:
-        return None
 
     def disconnect(self) -> None:
         super().disconnect()

@@ -14,33 +14,21 @@ from starlette.types import Message, Receive, Scope, Send
 from resilient_llm._loop import EventLoop
 from resilient_llm.sidecar.departure import Connection, UnlessGone, connection_of, listening
 from resilient_llm.sidecar.protocol import guarded
+from tests.sidecar.support import Watched
 
 pytestmark = pytest.mark.anyio
 
 
-class Told:
+class Told(Watched):
     """A connection that says what the test says."""
 
     def __init__(self, *, gone: bool = False) -> None:
-        self.left: Callable[[], None] | None = None
         self._gone = gone
-
-    def has_whole_body(self) -> bool:
-        return True
 
     def watch(self, left: Callable[[], None]) -> None:
         self.left = left
         if self._gone:
             left()
-
-    def unwatch(self) -> None:
-        self.left = None
-
-    def answer(self, *_whole: object) -> bool:
-        return False
-
-    def outlet(self) -> None:
-        return None
 
 
 def unless_gone(connection: Told, *, wanted: bool = True) -> UnlessGone:

@@ -18,7 +18,6 @@ from resilient_llm.core.shared_rate import (
     RateDecision,
     RateLedger,
     RateLevel,
-    TakeMode,
     Verdict,
 )
 from resilient_llm.outcome import Outcome
@@ -35,16 +34,8 @@ CHARGE = RateCharge("k", 1.0, 4.0, 1.0, own=True)
 class SlowRates(MemoryRates):
     """Decide at once, and take longer to say so than anybody was allowed to wait."""
 
-    async def take(
-        self,
-        account: str,
-        charges: Sequence[RateCharge],
-        *,
-        most_wait: float = 0.0,
-        mode: TakeMode = "n",
-        undone: HearLevels | None = None,
-    ) -> RateDecision:
-        decision = await super().take(account, charges, most_wait=most_wait, mode=mode, undone=undone)
+    async def take(self, account: str, charges: Sequence[RateCharge], **options: Any) -> RateDecision:
+        decision = await super().take(account, charges, **options)
         await anyio.sleep(0.02)
         return decision
 
@@ -116,13 +107,12 @@ class BusyRates(MemoryRates):
         account: str,
         charges: Sequence[RateCharge],
         *,
-        most_wait: float = 0.0,
-        mode: TakeMode = "n",
         undone: HearLevels | None = None,
+        **options: Any,
     ) -> RateDecision:
         self.asked += 1
         await self.reached.wait()
-        decision = await super().take(account, charges, most_wait=most_wait, mode=mode)
+        decision = await super().take(account, charges, **options)
         if self.answers:
             answer = self.answers.pop(0)
             try:
