@@ -35,6 +35,7 @@ class EventBuffer:
         "_gone",
         "_skipped",
         "_stop_before_error",
+        "_told",
         "_whole_events",
         "content",
         "reader",
@@ -61,12 +62,10 @@ class EventBuffer:
         self._whole_events = whole_events
         self._skipped = skipped if whole_events else ()
         self._stop_before_error = stop_before_error
+        self._told: int | None = None  # the offset where the error ends by which the stream fails
 
     def __len__(self) -> int:
         return len(self._bytes)
-
-    def __bytes__(self) -> bytes:
-        return bytes(self._bytes)
 
     def take(self, chunk: bytes) -> bytes | Literal[True]:
         """Give what may be passed on of the next bytes; `True` when that is nothing, and nothing ever will be."""
@@ -105,6 +104,10 @@ class EventBuffer:
         self._gone += whole
         return ready
 
+    def quote(self) -> bytes:
+        """Give what is kept of a stream that tells why it failed: that error is the last of it."""
+        return bytes(self._bytes if self._told is None else self._bytes[: self._told - self._gone])
+
     def rest(self) -> bytes:
         """Give whatever is kept, at the end."""
         rest = bytes(self._bytes)
@@ -127,6 +130,7 @@ class EventBuffer:
                 content = True
             elif kind is EventKind.ERROR:
                 if self._whole_events and self.stop is None:
+                    self._told = event.end
                     self.stop = event.start if self._stop_before_error else event.end
             elif kind is EventKind.END and reader.failure is not None and self._whole_events:
                 if self.stop is None:  # the end of no answer: nobody is to take it for one

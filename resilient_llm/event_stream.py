@@ -156,12 +156,12 @@ class EventStream:
 
     def _quote(self, reply: Reply) -> None:
         """Make a reply of what was read: the provider's own words for what is wrong."""
-        body: bytes | None = bytes(self._buffer)
+        body = self._buffer.quote()
         if self._reader.encoded:
-            body = decode_body(reply.headers, bytes(self._buffer))
+            body = decode_body(reply.headers, body) or b""
             reply.headers = _without(reply.headers, b"content-encoding")
         reply.headers = _without(reply.headers, b"content-length")
-        reply.stream = BufferedStream([body or b""])
+        reply.stream = BufferedStream([body])
         reply.buffered = True
 
     # After it
