@@ -1,6 +1,7 @@
 """Resilience for LLM calls: policies at the ASGI door, the HTTP client door and around any callable."""
 
-from resilient_llm.call import Call, CallNext, Clocks, Policy, Profile, Target
+from resilient_llm.attempt_options import Clocks
+from resilient_llm.call import Call, CallNext, Policy
 from resilient_llm.context import ambient
 from resilient_llm.core.backoff import Backoff
 from resilient_llm.core.budget import BudgetLevel
@@ -53,6 +54,7 @@ from resilient_llm.policies import (
     TokenEstimate,
 )
 from resilient_llm.pricing import Price
+from resilient_llm.profile import Profile
 from resilient_llm.routing import (
     SLO,
     Canary,
@@ -66,6 +68,7 @@ from resilient_llm.routing import (
     TierRouter,
     estimate_cost,
 )
+from resilient_llm.target import Target
 from resilient_llm.telemetry import Telemetry
 
 __version__ = "0.1.0"

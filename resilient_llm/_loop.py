@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
+from weakref import WeakValueDictionary
 
 import anyio
 
@@ -37,6 +37,7 @@ class EventLoop:
     def __init__(self, loop: asyncio.AbstractEventLoop | trio.lowlevel.TrioToken) -> None:
         self._loop = loop
         self.thread = threading.get_ident()
+        """Where the loop ran when it was last asked for; `is_here` notices that it has moved."""
         self.time = loop.time if isinstance(loop, asyncio.AbstractEventLoop) else anyio.current_time
         self.scope = type(anyio.CancelScope())
 
@@ -64,9 +65,15 @@ class EventLoop:
             handle = _handles[running] = cls(running)  # type: ignore[arg-type]
         return handle
 
-    def here(self) -> bool:
-        """Tell whether this is the thread the loop runs in."""
-        return threading.get_ident() == self.thread
+    def is_here(self) -> bool:
+        """Tell whether the loop runs in this thread, which may be another than before."""
+        try:
+            here = self.running() is self._loop
+        except RuntimeError:
+            return False
+        if here:
+            self.thread = threading.get_ident()
+        return here
 
     def post(self, callback: Callable[[], None]) -> None:
         """Run `callback` soon in the loop, from any thread; at once, and here, when the loop has ended."""
@@ -100,7 +107,8 @@ class EventLoop:
         return True
 
 
-_handles: WeakKeyDictionary[object, EventLoop] = WeakKeyDictionary()
+_handles: WeakValueDictionary[object, EventLoop] = WeakValueDictionary()
+"""By their loops, which they hold: who keeps state of a loop keeps its handle, and when nobody does both may go."""
 
 
 def _stopped() -> float:
@@ -170,6 +178,7 @@ class LoopBound:
             except RuntimeError:
                 running = EventLoop.running()
             if running is self._running:
+                loop.thread = threading.get_ident()
                 return loop
             if loop.is_alive():
                 msg = (

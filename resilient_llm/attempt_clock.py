@@ -16,7 +16,8 @@ from resilient_llm.outcome import Outcome, Verdict
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from resilient_llm.call import Call, Clocks
+    from resilient_llm.attempt_options import Clocks
+    from resilient_llm.call import Call
 
 __all__ = ["AttemptClock"]
 

@@ -8,36 +8,34 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from threading import get_ident
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import anyio
 
 from resilient_llm._kept import LONGEST_MODEL
-from resilient_llm.errors import AttemptError, ConfigurationError, DeadlineExceededError, RejectedError
+from resilient_llm._spawn import spawn
+from resilient_llm.attempt_options import Clocks, Streaming
+from resilient_llm.errors import AttemptError, DeadlineExceededError, RejectedError
 from resilient_llm.outcome import CANCELLED, DEADLINE_EXCEEDED, Outcome, Scope, Verdict
-from resilient_llm.target import Target
 
 if TYPE_CHECKING:
     from resilient_llm._loop import EventLoop
+    from resilient_llm.alternatives import EarlyChecked, Route
     from resilient_llm.core.retry_budget import RetryBudget
-    from resilient_llm.message import JSONObject, Reply, Request
+    from resilient_llm.message import Reply, Request
+    from resilient_llm.profile import Profile
+    from resilient_llm.target import Target
     from resilient_llm.telemetry import CallTelemetry
 
 __all__ = [
-    "Again",
     "Call",
     "CallNext",
-    "Clocks",
     "Finish",
     "Policy",
-    "Profile",
-    "Route",
-    "Streaming",
-    "Target",
     "outcome_of",
 ]
 
@@ -65,109 +63,6 @@ class Policy(Protocol):
         Usually an `async def`; one that has nothing to await, nor to do afterwards, may return `call_next(call)`.
         """
         ...
-
-
-class EarlyChecked(Protocol):
-    """Say beforehand whether an attempt would be let through."""
-
-    def reopens_in(self, call: Call) -> float:
-        """Give the seconds until the call would be let through, as things stand; 0 is now."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
-    """What a request asks for, as its provider's dialect reads it."""
-
-    provider: str = "unknown"
-    operation: str = "request"
-    model: str | None = None
-    stream: bool = False
-    repeat_safe: bool = True
-    """Whether carrying it out twice does no harm beyond its price."""
-    idempotency_header: bytes | None = None
-    """The header with which the provider recognises a repeated request, where it does."""
-    resumable: bool = False
-    """Whether the rest of its answer could be asked for: one text, in an API where the model's words may come last."""
-
-
-class Again(NamedTuple):
-    """Say in how many seconds something may be tried again, and over how many more those who wait should spread."""
-
-    wait: float
-    spread: float = 0.0
-
-
-class Route(Protocol):
-    """Say where else a call may go after an attempt of it has failed; a `Router` makes it."""
-
-    @property
-    def tries(self) -> int:
-        """Give the number of attempts made of the model it is at."""
-        ...
-
-    def elsewhere(self, call: Call) -> bool:
-        """Tell whether a target that answers for the same model is untried in this round, and usable now."""
-        ...
-
-    def again_in(self, call: Call, delay: float) -> Again:
-        """Give the seconds, at least `delay`, until a target of the same model may be tried again.
-
-        Infinity when none may: trying it again is useless, or its circuit will not be closed by then.
-        """
-        ...
-
-    def begin_round(self) -> None:
-        """Let every target have another turn: the call has waited."""
-        ...
-
-    def next_model(self, call: Call) -> bool:
-        """Go on to the next model of the chain; `False`, and nothing, when there is none that may be tried."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Clocks:
-    """Say how long the parts of an attempt may take, in seconds.
-
-    `headers` until the reply begins, `first_content` until the model's first content is there (both from
-    when the request is sent), `content_gap` between two pieces of content while somebody waits for one.
-    `whole_reply` stands for all of them where no stream is asked for. Raises `ConfigurationError` for a limit that
-    is none.
-    """
-
-    headers: float = math.inf
-    first_content: float = math.inf
-    content_gap: float = math.inf
-    whole_reply: float = math.inf
-
-    def __post_init__(self) -> None:
-        for name in ("headers", "first_content", "content_gap", "whole_reply"):
-            limit = getattr(self, name)
-            number = isinstance(limit, int | float) and not isinstance(limit, bool)
-            if not number or not limit > 0:  # NaN is not, either
-                raise ConfigurationError(f"{name}={limit!r}: allowed are seconds above 0, and infinity")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Streaming:
-    """Say how the stream that answers a call is passed on.
-
-    It is held back until it has content, or with `until_complete` until it is whole, though never more than
-    `hold_max` bytes of it. With `skip_malformed` events that cannot be read are left out. With `include_usage`
-    usage is asked for, and left out where the caller did not ask. With `resume`, which carries out the call once
-    more, and adds `prefill` to the request, a stream that breaks is gone on with.
-    """
-
-    until_complete: bool = False
-    hold_max: int = 1024 * 1024
-    max_event_size: int = 8 * 1024 * 1024
-    skip_malformed: bool = False
-    include_usage: bool = False
-    resume: CallNext | None = None
-    prefill: JSONObject | None = None
-    declared: bool = False
-    """Whether only targets that say so of themselves may go on with it."""
 
 
 _STREAMING = Streaming()
@@ -199,6 +94,7 @@ class Call:
         "deadline",
         "enclosing",
         "ended",
+        "estimated_by",
         "first_content",
         "holds",
         "inbound",
@@ -226,6 +122,8 @@ class Call:
     first_chunk: float | None = None
     """When the first bytes of the reply's body came, on `anyio.current_time()`'s clock."""
     retries: int = 0
+    other_estimates: tuple[tuple[object, float], ...] = ()
+    """By what else its tokens were estimated, and to how many: policies may have estimates of their own."""
     exhausted: bool = False
     """Whether a policy that owns retries gave up on the last failure."""
     hedges: int = 0
@@ -279,7 +177,9 @@ class Call:
         self.reason = "initial"
         """Why an attempt is made: initial, retry, hedge or fallback."""
         self.tokens: float | None = None
-        """Estimated tokens, of the prompt and the answer, once a policy has asked."""
+        """Estimated tokens, of the prompt and the answer, once a policy has asked: by the first one's estimate."""
+        self.estimated_by: object = None
+        """What has made that estimate."""
         self.sent: bool | None = None
         """Whether the request is on its way to the provider or was; `None` where the door does not say."""
         self.work: object = None
@@ -362,6 +262,7 @@ class Call:
         child.number = self.attempts
         child.reason = reason
         child.tokens = self.tokens
+        child.estimated_by = self.estimated_by
         child.sent = None if self.sent is None else False
         child.work = self.work
         child.clocks = self.clocks
@@ -423,8 +324,8 @@ class Call:
 
     def finish(self, outcome: Outcome) -> None:
         """End the call with `outcome`, once; later calls do nothing. Safe from any thread."""
-        if get_ident() != self.loop.thread:
-            self.loop.post(lambda: self.finish(outcome))
+        if get_ident() != self.loop.thread and not self.loop.is_here():
+            self.loop.post(lambda: self.finish_alone(outcome))
             return
         if self._holds:
             self._deferred = self._deferred or outcome
@@ -440,6 +341,21 @@ class Call:
             if self.first_content is not None:
                 self.adopter.first_content = self.started + self.first_content - self.adopter.started
             self.adopter.finish(outcome)
+
+    def finish_alone(self, outcome: Outcome) -> None:
+        """End the call where nobody waits for it: what its callbacks left to await is awaited by a task of its own.
+
+        To be called in the event loop; when that has ended nothing can be awaited any more.
+        """
+        self.finish(outcome)
+        if not self.unsettled:
+            return
+        if self.loop.is_here():
+            spawn(self.settle, name=f"settle {self!r}")
+            return
+        for pending in self._left_to_await():
+            if isinstance(pending, Coroutine):
+                pending.close()
 
     def mark(self) -> Mark:
         """Remember how it stands, for `retract`."""
@@ -471,7 +387,7 @@ class Call:
                 owner = owners.pop(0)
                 owner._holds -= 1
                 if not owner._holds and owner._deferred is not None:
-                    owner.finish(owner._deferred)
+                    owner.finish_alone(owner._deferred)
 
         return release
 
@@ -503,15 +419,24 @@ class Call:
             await self.settle()
 
     async def settle(self) -> None:
-        """Await, shielded and bounded, what the callbacks left to await."""
-        owners = [self] if self.adopter is None else [self, self.adopter]
+        """Await, shielded and bounded, what the callbacks left to await: all of it at once."""
         with anyio.CancelScope(shield=True, deadline=anyio.current_time() + _CLEANUP_TIMEOUT):
-            for owner in owners:
-                while owner._pending:
-                    try:
-                        await owner._pending.pop()
-                    except Exception:
-                        logger.exception("the clean-up of a finished call failed")
+            while left := self._left_to_await():
+                if len(left) == 1:
+                    await _settled(left[0])
+                    continue
+                async with anyio.create_task_group() as tasks:
+                    for pending in left:
+                        tasks.start_soon(_settled, pending)
+
+    def _left_to_await(self) -> list[Awaitable[None]]:
+        """Take what the callbacks of this call, and of the one it ends with it, left to await."""
+        left: list[Awaitable[None]] = []
+        for owner in (self, self.adopter):
+            if owner is not None and owner._pending is not None:
+                left += owner._pending
+                owner._pending = None
+        return left
 
     @property
     def unsettled(self) -> bool:
@@ -522,6 +447,13 @@ class Call:
         kind = f"attempt {self.number}" if self.parent is not None else "call"
         state = "open" if self.outcome is None else self.outcome.verdict.value
         return f"<Call {kind} tenant={self.tenant!r} target={self.target.name!r} {state}>"
+
+
+async def _settled(pending: Awaitable[None]) -> None:
+    try:
+        await pending
+    except Exception:
+        logger.exception("the clean-up of a finished call failed")
 
 
 @lru_cache(maxsize=1024)

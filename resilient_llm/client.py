@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from resilient_llm import context
 from resilient_llm.attempt_clock import AttemptClock
-from resilient_llm.call import Call, Target, outcome_of
+from resilient_llm.call import Call, outcome_of
 from resilient_llm.continued_stream import ContinuedStream
 from resilient_llm.errors import (
     AttemptError,
@@ -31,6 +31,7 @@ from resilient_llm.providers import classify_exception, dialect_for, is_event_st
 from resilient_llm.providers.stream_options import with_usage
 from resilient_llm.receiver import Receiver
 from resilient_llm.streams import LibraryErrors
+from resilient_llm.target import Target
 
 if TYPE_CHECKING:
     from resilient_llm._loop import EventLoop
@@ -55,7 +56,8 @@ class ClientDoor:
 
     With `on_rejection="respond"` a local refusal, and a passed deadline, come back as a well-formed
     response in the provider's own error format, because SDKs retry whatever a transport raises;
-    `"raise"` gives the exception.
+    `"raise"` gives the exception. A redirect passes to the library above, which may follow it; where none would,
+    `redirects="fail"` makes it a failed attempt.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class ClientDoor:
         errors: LibraryErrors,
         policies: Sequence[Policy] = (),
         on_rejection: OnRejection = "respond",
+        redirects: Literal["pass", "fail"] = "pass",
         name: str = "client",
         telemetry: Telemetry | None = None,
     ) -> None:
@@ -79,7 +82,10 @@ class ClientDoor:
         self._targets: dict[str, Target] = {}
         self.pipeline = Pipeline(policies, self._send, door="client", name=name, telemetry=telemetry)
         self._receiver = Receiver(
-            reads=bool(self.pipeline.policies), holds=self.pipeline.holds, errors=errors
+            reads=bool(self.pipeline.policies),
+            holds=self.pipeline.holds,
+            redirects=redirects == "pass",
+            errors=errors,
         )
 
     async def handle(self, request: Request) -> Reply:
@@ -226,7 +232,7 @@ class ClientDoor:
     def _refused(self, call: Call, error: RejectedError | DeadlineExceededError) -> Reply:
         if isinstance(error, DeadlineExceededError):
             return self._synthesised(call, 504, str(error), "deadline_exceeded", None)
-        return self._synthesised(call, error.status, str(error), error.reason, error.retry_after)
+        return self._synthesised(call, error.status, error.told, error.reason, error.retry_after)
 
     def _synthesised(self, call: Call, status: int, message: str, code: str, wait: float | None) -> Reply:
         body = dialect_for(call.request).error_body(status, message, code=code)

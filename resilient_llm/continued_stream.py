@@ -17,6 +17,7 @@ from resilient_llm.errors import AttemptError
 from resilient_llm.event_stream import EventStream
 from resilient_llm.outcome import CANCELLED, Outcome, Usage
 from resilient_llm.providers.continuation import continuation_for
+from resilient_llm.source import abandon
 
 if TYPE_CHECKING:
     from resilient_llm.call import Call
@@ -102,7 +103,7 @@ class ContinuedStream:
                 return await self._go_on_with(await streaming.resume(call))
         except AttemptError as error:
             if error.reply is not None:
-                await error.reply.stream.aclose()
+                await abandon(error.reply.stream, None)
         except Exception:  # noqa: BLE001 - whatever it is, the caller is told of the first failure
             return False
         except BaseException as error:
@@ -115,7 +116,7 @@ class ContinuedStream:
     async def _go_on_with(self, reply: Reply) -> bool:
         stream = reply.stream
         if self._over or not isinstance(stream, EventStream) or not stream.resumes:
-            await stream.aclose()
+            await abandon(stream, None)
             return False
         stream.attempt.adopter = None
         self._stream = stream
@@ -141,7 +142,7 @@ class ContinuedStream:
         # The last resort, as for the stream of an attempt.
         call = self._call
         if not call.finished:
-            call.loop.post(lambda: call.finish(CANCELLED))
+            call.loop.post(lambda: call.finish_alone(CANCELLED))
 
 
 def _sum(first: Usage | None, second: Usage | None) -> Usage | None:

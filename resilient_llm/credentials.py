@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from inspect import iscoroutinefunction
 
 from resilient_llm.errors import ConfigurationError
 
@@ -49,7 +50,9 @@ class Credential:
             raise ConfigurationError(
                 "env=...: not the name of an environment variable; the secret goes into it"
             )
-        if self.value is not None and (not callable(self.value) or isinstance(self.value, type)):
+        if self.value is not None and (
+            not callable(self.value) or isinstance(self.value, type) or iscoroutinefunction(self.value)
+        ):
             raise ConfigurationError(
                 "value=...: allowed are functions that give the secret, not the secret itself"
             )
@@ -99,10 +102,20 @@ class Credential:
             )
         secret = found.strip()  # a line break at its end came with the file it was in
         if not _SECRET.fullmatch(secret):
+            where = "" if self.env is None else f"the environment variable {self.env} "
             raise ConfigurationError(
-                f"credential {self.name!r}: is empty, or has blanks or other characters in it"
+                f"credential {self.name!r}: {where}{_fault_of(secret)}; allowed are visible ASCII characters"
             )
         return secret
+
+
+def _fault_of(secret: str) -> str:
+    """Say what is in a secret that no header can hold, and nothing of the secret."""
+    if not secret:
+        return "has nothing but blanks"
+    if "\r" in secret or "\n" in secret:
+        return "has a line break in it"
+    return "has a blank in it" if " " in secret else "has a character in it that no header can hold"
 
 
 def _is_variable(name: object) -> bool:

@@ -87,6 +87,11 @@ class RejectedError(ResilientLLMError):
         """Give the HTTP status that says this: 429 or 503."""
         return 429 if self.callers_fault else 503
 
+    @property
+    def told(self) -> str:
+        """Give what a reply says of this to whoever called, who may be a stranger: the error's own text."""
+        return str(self)
+
 
 class BudgetExceededError(RejectedError):
     """A tenant has spent, or reserved, all that it may in a period; `retry_after` is when the next one begins."""
@@ -236,6 +241,11 @@ class StoreUnavailableError(RejectedError):
     """The store that processes share did not decide in time, or cannot; `retry_after` is when it is asked again."""
 
     reason = "store_unavailable"
+
+    @property
+    def told(self) -> str:
+        """Give what a reply says of this: nothing of where the store is, nor of what is wrong there."""
+        return "the limits that this call is under cannot be checked at the moment"
 
 
 class UnknownModelError(RejectedError):

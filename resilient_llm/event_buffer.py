@@ -38,6 +38,7 @@ class EventBuffer:
         "_told",
         "_whole_events",
         "content",
+        "error",
         "reader",
         "stop",
         "unreadable",
@@ -54,6 +55,8 @@ class EventBuffer:
         self.reader = reader
         self.content = False
         """Whether there was content in what came last."""
+        self.error = ""
+        """The data of the last event that was an error."""
         self.stop: int | None = None
         """The offset up to which the stream may be passed on, once it has failed."""
         self.unreadable = False
@@ -129,6 +132,7 @@ class EventBuffer:
             if kind is _CONTENT:
                 content = True
             elif kind is EventKind.ERROR:
+                self.error = event.data
                 if self._whole_events and self.stop is None:
                     self._told = event.end
                     self.stop = event.start if self._stop_before_error else event.end

@@ -136,7 +136,7 @@ class EventStream:
             outcome = reader.interrupted(reader.failure)
         if outcome.ok:
             return  # for __anext__ to find: it ends at once, after what is held
-        await self._source.aclose()
+        await self._source.give_up()
         if reader.failure is None or self._buffer.unreadable:
             raise AttemptError(outcome)
         self._quote(reply)
@@ -213,6 +213,21 @@ class EventStream:
             await self._end(self._reader.interrupted(CANCELLED))
 
     @property
+    def whole_events(self) -> bool:
+        """Tell whether events are passed on whole, and an error as the last of them."""
+        return self._tells
+
+    @property
+    def encoded(self) -> bool:
+        """Tell whether the stream has a content encoding, in which its bytes are passed on."""
+        return self._reader.encoded
+
+    @property
+    def told(self) -> str | None:
+        """Give what the provider said of a failure, as far as it was an event; `None` if it spoke of none."""
+        return None if self._reader.failure is None else self._buffer.error
+
+    @property
     def text(self) -> str | None:
         """Give what the model has said so far, where failures are raised.
 
@@ -263,7 +278,7 @@ class EventStream:
         said = reader.failure is not None and not self.resumes
         if not outcome.ok and not said:
             # An event that was cut off is dropped: the caller could not read it, nor what follows it.
-            await self._source.aclose()
+            await self._source.give_up()
             return self._fail(outcome, self._errors.broken("the stream ended before it was complete"))
         rest = self._buffer.rest()
         if rest:
@@ -303,7 +318,7 @@ class EventStream:
             return ready  # what came before that
         outcome = self._reader.interrupted(self._reader.failure or CANCELLED)
         try:
-            await self._source.aclose()
+            await self._source.give_up()
         finally:
             await self._end(outcome)
         return self._fail(outcome, None) if raises else ready  # with the error as its last event
@@ -329,7 +344,7 @@ class EventStream:
         attempt = self.attempt
         if not attempt.finished:
             outcome = self._reader.interrupted(CANCELLED)
-            attempt.loop.post(lambda: attempt.finish(outcome))
+            attempt.loop.post(lambda: attempt.finish_alone(outcome))
 
 
 def _skipped(attempt: Call) -> Collection[EventKind]:

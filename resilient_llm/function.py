@@ -9,30 +9,34 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from resilient_llm import context
 from resilient_llm._loop import LoopBound
-from resilient_llm.call import Call, Profile, Target, outcome_of
+from resilient_llm.call import Call, outcome_of
 from resilient_llm.errors import AttemptError, ConfigurationError
 from resilient_llm.message import Reply, Request
 from resilient_llm.outcome import SUCCESS, Outcome, Verdict
+from resilient_llm.policies._hooks import hook_failed, hook_gave
 from resilient_llm.policies._options import at_least
+from resilient_llm.profile import Profile
 from resilient_llm.providers import BEDROCK, OPENAI, classify_exception
 from resilient_llm.streams import BufferedStream
+from resilient_llm.target import Target
 from resilient_llm.threads import Threads
 
 if TYPE_CHECKING:
-    from resilient_llm.call import Clocks
+    from resilient_llm.attempt_options import Clocks
     from resilient_llm.pipeline import Pipeline
 
-__all__ = ["ClassifyError", "ClassifyResult", "FunctionDoor", "classify_error"]
+__all__ = ["ClassifyError", "ClassifyResult", "FunctionDoor", "Kind", "classify_error"]
 
 ClassifyError: TypeAlias = Callable[[Exception], Outcome | None]
 """Say what an exception means; `None` when it is not the provider's, and passes as it is."""
 
-ClassifyResult: TypeAlias = Callable[[object], Outcome]
-"""Say what a result means, and what it used."""
+ClassifyResult: TypeAlias = Callable[[object], Outcome | None]
+"""Say what a result means, and what it used; `None` when it is as good as any."""
 
 _MAX_KINDS = 1024
 _NO_BYTES = BufferedStream([])
@@ -73,6 +77,28 @@ def _of_botocore(response: Mapping[str, object]) -> Outcome | None:
     return BEDROCK.classify(status if isinstance(status, int) else 500, headers, b"")
 
 
+def _judged(
+    option: str,
+    judge: Callable[[Any], Outcome | None],
+    what: object,
+    *,
+    otherwise: Callable[[Any], Outcome | None],
+) -> Outcome | None:
+    """Ask a function of the application's what something means; one that fails must not break a call."""
+    try:
+        found = judge(what)
+        if found is None or isinstance(found, Outcome):
+            return found
+        hook_gave(option, judge, found, "an Outcome, and None")
+    except Exception as failure:  # noqa: BLE001 - whatever it is
+        hook_failed(option, judge, failure)
+    return otherwise(what)
+
+
+def _good(_result: object) -> None:
+    """Take a result for a good one."""
+
+
 class FunctionDoor:
     """Run functions through a pipeline."""
 
@@ -94,7 +120,7 @@ class FunctionDoor:
         self._classify_error = classify_error
         self._classify_result = classify_result
         self._max_threads = max_threads
-        self._kinds: dict[object, _Kind] = {}
+        self._kinds: dict[object, Kind] = {}
         self._threads: Threads | None = None
         self._loop = LoopBound(f"the threads of pipeline {pipeline.name!r}", self._forget_threads)
 
@@ -102,7 +128,7 @@ class FunctionDoor:
         self, function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]
     ) -> object:
         """Carry out `function(*args, **kwargs)` as one call; raises what the function raises."""
-        kind = self._kind_of(function)
+        kind = self.kind_of(function)
         inherited = context.current.get()
         telemetry = self._pipeline.telemetry.begin()
         loop = self._pipeline.loop()
@@ -143,14 +169,20 @@ class FunctionDoor:
         # Outside the except block, so that it leaves just as the function raised it.
         raise failure.__cause__ or failure
 
-    def _kind_of(self, function: Callable[..., object]) -> _Kind:
-        # Functions made anew for each call share their code; anything else is looked at each time.
-        code = getattr(function, "__code__", None)
-        kind = self._kinds.get(code)
+    def kind_of(self, function: Callable[..., object]) -> Kind:
+        """Look at a function; raises `TypeError` for what cannot be run as a call."""
+        if isinstance(function, MethodType):
+            known: object = function.__func__.__code__, function.__name__, type(function.__self__)
+        elif isinstance(function, FunctionType):
+            # Those made anew for each call share their code, as do all of one decorator, which have their own names.
+            known = function.__code__, function.__qualname__
+        else:
+            return _look_at(function)
+        kind = self._kinds.get(known)
         if kind is None:
             kind = _look_at(function)
-            if code is not None and len(self._kinds) < _MAX_KINDS:
-                self._kinds[code] = kind
+            if len(self._kinds) < _MAX_KINDS:
+                self._kinds[known] = kind
         return kind
 
     def _read(self, _request: Request) -> Profile:
@@ -185,14 +217,16 @@ class FunctionDoor:
             else:
                 result = await function(*args, **kwargs)
         except Exception as error:
-            outcome = self._classify_error(error)
+            outcome = _judged("classify_error", self._classify_error, error, otherwise=classify_error)
             if outcome is None:
                 raise
             raise AttemptError(outcome) from error
         finally:
             context.enclosing.reset(inside)
             recorder.detach()
-        outcome = SUCCESS if self._classify_result is None else self._classify_result(result)
+        outcome = SUCCESS
+        if self._classify_result is not None:
+            outcome = _judged("classify_result", self._classify_result, result, otherwise=_good) or SUCCESS
         if outcome is not SUCCESS and not outcome.ok:
             raise AttemptError(outcome, reply=Reply(200, [], _NO_BYTES, result, complete=True))
         attempt.finish(outcome)
@@ -208,7 +242,7 @@ class FunctionDoor:
         self._threads = None
 
 
-class _Kind(NamedTuple):
+class Kind(NamedTuple):
     """What is looked up once for each function: what it is called, and where it runs."""
 
     target: Target
@@ -216,11 +250,19 @@ class _Kind(NamedTuple):
     threaded: bool
 
 
-def _look_at(function: Callable[..., object]) -> _Kind:
+def _look_at(function: Callable[..., object]) -> Kind:
+    if not callable(function):
+        if inspect.iscoroutine(function):
+            function.close()  # or it would be complained of, too, that nobody awaits it
+        msg = (
+            f"{function!r} is no function: give run() the function itself, and its arguments after it, "
+            "as in `run(ask, question)`"
+        )
+        raise TypeError(msg)
     inner = function
     while isinstance(inner, partial):
         inner = inner.func
-    name = getattr(inner, "__qualname__", type(inner).__qualname__).rpartition("<locals>.")[2]
+    name = _name_of(inner)
     if inspect.isasyncgenfunction(inner) or inspect.isgeneratorfunction(inner):
         msg = (
             f"{name} is a generator: a call ends when its function returns, so limits would not cover the stream; "
@@ -229,4 +271,14 @@ def _look_at(function: Callable[..., object]) -> _Kind:
         raise TypeError(msg)
     method = getattr(inner, "__call__", None)  # noqa: B004 - an object may be called asynchronously
     asynchronous = inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(method)
-    return _Kind(Target(name=name), Request("CALL", name, []), threaded=not asynchronous)
+    return Kind(Target(name=name), Request("CALL", name, []), threaded=not asynchronous)
+
+
+def _name_of(function: Callable[..., object]) -> str:
+    """Give the name by which a function is known to people, and its calls to circuits."""
+    qualified: str = getattr(function, "__qualname__", type(function).__qualname__)
+    name: str = getattr(function, "__name__", qualified)
+    if name == qualified.rpartition(".")[2]:
+        return qualified.rpartition("<locals>.")[2]
+    # It was given another one, as the methods of boto3's clients are, all of which are made by one function.
+    return f"{type(function.__self__).__qualname__}.{name}" if isinstance(function, MethodType) else name

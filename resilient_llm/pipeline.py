@@ -14,12 +14,12 @@ from functools import wraps
 from typing import TYPE_CHECKING, Literal, ParamSpec, TypeVar, get_args, overload
 
 from resilient_llm._loop import LoopBound
-from resilient_llm.call import Profile
 from resilient_llm.errors import ConfigurationError, DeadlineExceededError
 from resilient_llm.function import ClassifyError, ClassifyResult, FunctionDoor, classify_error
 from resilient_llm.ordering import Door, Placement, attempt_boundary, chained, check_order, policy_name
 from resilient_llm.policies import CircuitBreaker
-from resilient_llm.policies._options import instance_of, label
+from resilient_llm.policies._options import function, instance_of, label
+from resilient_llm.profile import Profile
 from resilient_llm.telemetry import Telemetry
 
 if TYPE_CHECKING:
@@ -84,13 +84,14 @@ class Pipeline:
     ) -> None:
         self.policies = _policies(policies)
         label(name=name)
-        if handler is not None and not callable(handler):
-            raise ConfigurationError(f"handler={handler!r}: allowed are functions of a call, and None")
+        function(none=True, asynchronous=True, handler=handler)
         if door not in get_args(Door):
             allowed = ", ".join(map(repr, get_args(Door)))
             raise ConfigurationError(f"door={door!r}: allowed are {allowed}")
         instance_of(Telemetry, none=True, telemetry=telemetry)
         instance_of(Profile, profile=profile)
+        function(classify_error=classify_error)
+        function(none=True, classify_result=classify_result)
         self.door: Door = door
         self.name = name
         self.telemetry = telemetry if telemetry is not None else Telemetry()
@@ -178,7 +179,11 @@ class Pipeline:
     @overload
     def __call__(self, function: Callable[P, Result], /) -> Callable[P, Awaitable[Result]]: ...
     def __call__(self, function: Callable[P, object], /) -> Callable[P, Awaitable[object]]:
-        """Decorate a function, so that each call of it goes through this pipeline; it becomes asynchronous."""
+        """Decorate a function, so that each call of it goes through this pipeline; it becomes asynchronous.
+
+        Raises `TypeError` for what `run` would refuse.
+        """
+        self._functions.kind_of(function)
 
         @wraps(function)
         async def through_pipeline(*args: P.args, **kwargs: P.kwargs) -> object:

@@ -14,7 +14,7 @@ import anyio
 from resilient_llm.call import outcome_of
 from resilient_llm.errors import AttemptError
 from resilient_llm.event_stream import EventStream
-from resilient_llm.outcome import SUCCESS, Outcome
+from resilient_llm.outcome import SUCCESS, Outcome, Verdict
 from resilient_llm.providers import (
     EVENT_STREAM,
     MODEL_OPERATIONS,
@@ -25,12 +25,14 @@ from resilient_llm.providers import (
     media_type,
     read_body,
 )
+from resilient_llm.source import abandon
 from resilient_llm.streams import AttemptStream, BufferedStream, LibraryErrors, read_up_to
 
 if TYPE_CHECKING:
     from resilient_llm.attempt_clock import AttemptClock
-    from resilient_llm.call import Call, Profile
+    from resilient_llm.call import Call
     from resilient_llm.message import Reply, Request
+    from resilient_llm.profile import Profile
     from resilient_llm.providers import Framing
 
 __all__ = ["Receiver"]
@@ -43,6 +45,7 @@ _ERROR_BODY_TIME = 5.0
 _ANYTHING = "request"
 """The operation of requests nobody knows: an `error` in their reply may be what they asked for, of a job, say."""
 
+_CONDITIONAL = ("GET", "HEAD")
 _EMPTY = (204, 205)
 _NO_JSON = frozenset({_ANYTHING, "speech"})
 _STREAMED = {"events": True, None: False}
@@ -55,12 +58,14 @@ class Receiver:
     """Receive replies for one pipeline.
 
     With `reads` off nothing is read that the caller does not read. With `holds` a stream is held back until
-    it has content: a policy is there that would try again.
+    it has content: a policy is there that would try again. Without `redirects` a 3xx is a failure of the attempt:
+    nobody is there who would follow it.
     """
 
-    def __init__(self, *, reads: bool, holds: bool, errors: LibraryErrors) -> None:
+    def __init__(self, *, reads: bool, holds: bool, redirects: bool, errors: LibraryErrors) -> None:
         self._reads = reads
         self._holds = holds
+        self._redirects = redirects
         self._errors = errors
 
     def receive(self, reply: Reply, attempt: Call, clock: AttemptClock | None) -> Awaitable[Reply]:
@@ -74,6 +79,11 @@ class Receiver:
 
     async def _receive_other(self, reply: Reply, attempt: Call, clock: AttemptClock | None) -> Reply:
         """Receive an error, what is neither error nor answer, and all that is not to be read here."""
+        if not self._redirects and _is_redirect(reply.status, attempt.request.method):
+            await abandon(reply.stream, None)
+            raise AttemptError(
+                Outcome(verdict=Verdict.FAILURE, error_type="redirected", status=reply.status, retryable=True)
+            )
         if not self._reads:
             ended = SUCCESS if reply.status < 400 else _classify(attempt, reply, b"")
             return self._relay(reply, attempt, clock, ended)
@@ -151,7 +161,7 @@ class Receiver:
             with anyio.fail_after(_ERROR_BODY_TIME):
                 body, whole = await self._read(reply, _MAX_ERROR_BODY)
                 if not whole:  # what says so much is no error for anybody to read: the rest is cut off
-                    await reply.stream.aclose()
+                    await abandon(reply.stream, None)
                     _replace_body(reply, [body])
         except (AttemptError, TimeoutError):
             _replace_body(reply, [])
@@ -188,6 +198,11 @@ def _understand(reply: Reply, body: bytes, attempt: Call, operation: str, framin
     attempt.answer_id = answer.id
     attempt.telemetry.answered(id=answer.id, model=answer.model, finish_reasons=answer.finish_reasons)
     attempt.finish(outcome)
+
+
+def _is_redirect(status: int, method: str) -> bool:
+    """Tell whether a reply sends its client elsewhere; one that has what was asked for already is an answer."""
+    return 300 <= status < 400 and not (status == 304 and method in _CONDITIONAL)
 
 
 def _is_of_model(request: Request, profile: Profile) -> bool:

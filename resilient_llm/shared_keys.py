@@ -11,10 +11,23 @@ from hashlib import blake2b
 
 from resilient_llm.errors import ConfigurationError
 
-__all__ = ["account_name", "shared_key"]
+__all__ = ["OVERFLOW", "account_name", "shared_key"]
 
 _PLAIN = re.compile(r"[A-Za-z0-9_.@/+-]{1,64}\Z")
 _LONG = 10**18
+
+
+class _Overflow:
+    """Stand for all keys that have no state of their own, in words as telemetry does for labels."""
+
+    __slots__ = ("__weakref__",)
+
+    def __repr__(self) -> str:
+        return "other"
+
+
+OVERFLOW: Hashable = _Overflow()
+"""The key of what those share for whom there is no room, or whose key cannot be had."""
 
 
 def shared_key(key: Hashable) -> str:
@@ -26,6 +39,8 @@ def shared_key(key: Hashable) -> str:
         return key if _PLAIN.match(key) else f"~{_digest(key.encode(errors='surrogatepass'))}"
     if key is None:
         return "!none"
+    if key is OVERFLOW:
+        return "!more"
     if isinstance(key, bool | int):
         return f"!{key}" if abs(key) < _LONG else f"!~{_digest(hex(key).encode())}"
     if isinstance(key, tuple):

@@ -95,7 +95,7 @@ class Source:
             self._reading = False
         if self._closed:
             raise anyio.ClosedResourceError
-        await self._give_up()
+        await self.give_up()
         raise ReadTimedOutError
 
     def extend(self, until: float) -> None:
@@ -109,7 +109,7 @@ class Source:
             late = self._alarm.stop(error)  # trio's may raise what is left of a group of errors
         finally:
             if not late:
-                await self._give_up()
+                await self.give_up()
         return late
 
     def _begin(self) -> AsyncIterator[bytes]:
@@ -127,7 +127,8 @@ class Source:
             await close(self._stream, self._iterator)
         self._let_go()
 
-    async def _give_up(self) -> None:
+    async def give_up(self) -> None:
+        """Close a body that has failed, in a second at most; what that raises is nobody's to hear."""
         if not self._closed:
             self._closed = True
             self._alarm.turn_off()

@@ -198,7 +198,7 @@ class AttemptStream:
         # The last resort for a stream nobody closed: give back what it held, in the call's own loop.
         attempt = self._attempt
         if not attempt.finished:
-            attempt.loop.post(lambda: attempt.finish(CANCELLED))
+            attempt.loop.post(lambda: attempt.finish_alone(CANCELLED))
 
 
 def _whatever(chunk: bytes) -> bytes:

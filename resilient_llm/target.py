@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
 
+from resilient_llm._own_headers import check_auth, check_own
 from resilient_llm.credentials import Credential
 from resilient_llm.errors import ConfigurationError, NoTargetError
 from resilient_llm.location import locate
@@ -25,8 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["CAPABILITIES", "DIALECTS", "Target"]
 
 _PORTS = {"http": 80, "https": 443}
-_HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_VALUE = re.compile(r"[ -~]*")
+_IN_URLS = re.compile(r"[!-~]*")
 
 DIALECTS = ("openai", "anthropic", "bedrock", "gemini")
 """What can be spoken at a target."""
@@ -35,6 +35,7 @@ CAPABILITIES = ("audio", "json_schema", "prefill", "streaming", "tools", "vision
 """What a router looks for among a target's capabilities."""
 
 _LAST_PORT = 65_535
+_ALLOWED_URLS = "allowed are http and https URLs, such as https://host/v1"
 _DIALECTS = {
     "anthropic": "anthropic",
     "azure.ai.openai": "openai",
@@ -68,8 +69,9 @@ class Target:
 
     `credential` is the key for it, or `credentials` several, shared among calls (see `CredentialPool`). They go out
     as the provider expects them, unless `auth` says how: "bearer", or the name of a header. `headers` are sent in
-    place of the caller's of the same name. With `api_version` an Azure resource is asked at its deployments' paths
-    with that version; without it with the caller's own, or at `/openai/v1` where the caller gives none.
+    place of the caller's of the same name, `host` too; what a connection or a body decides cannot be given. With
+    `api_version` an Azure resource is asked at its deployments' paths with that version; without it with the caller's
+    own, or at `/openai/v1` where the caller gives none.
 
     `weight` is its share among equals. `price` is looked up where it is left out and can be. `context_window` is in
     tokens, and `capabilities` are what it can do (`CAPABILITIES`); `None` is unknown
@@ -196,17 +198,9 @@ class Target:
         object.__setattr__(self, "capabilities", frozenset(given))
 
     def _check_headers(self) -> None:
-        # What is wrong with these may be that a secret is in them, so it is not shown.
-        if self.auth is not None and not _matches(_HEADER, self.auth):
-            raise ConfigurationError("auth=...: allowed are 'bearer', names of headers, and None")
-        if not isinstance(self.headers, Mapping):
-            raise ConfigurationError(
-                f"headers=... is of type {type(self.headers).__name__}; allowed are mappings of names to values"
-            )
-        for name, value in self.headers.items():
-            if not _matches(_HEADER, name) or not _matches(_VALUE, value):
-                raise ConfigurationError(f"headers: {name!r} is no header that can be sent")
-        object.__setattr__(self, "headers", dict(self.headers))
+        if self.auth is not None:
+            check_auth(self.auth)
+        object.__setattr__(self, "headers", check_own(self.headers, self.auth))
 
     def _check_policies(self) -> None:
         given = _tuple_of(self.policies)
@@ -262,10 +256,6 @@ def _tuple_of(given: object) -> tuple[object, ...] | None:
     return tuple(given)
 
 
-def _matches(pattern: re.Pattern[str], value: object) -> bool:
-    return isinstance(value, str) and pattern.fullmatch(value) is not None
-
-
 def _unknown(option: str, given: str, known: Sequence[str]) -> str:
     close = get_close_matches(given, known, n=1)
     meant = f"; did you mean {close[0]!r}?" if close else ""
@@ -280,13 +270,18 @@ def _host_of(url: object) -> tuple[str, int | None]:
         )
     try:
         parts = urlsplit(url)
+    except ValueError:  # such as brackets without an address in them
+        raise ConfigurationError(f"url=...: is none that can be read; {_ALLOWED_URLS}") from None
+    try:
         port = parts.port
     except ValueError:
-        raise ConfigurationError("url=...: not a URL") from None
-    if "://" not in url:
+        port = 0
+    if port == 0:
         raise ConfigurationError(
-            "url=...: has no scheme; allowed are http and https URLs, such as https://host/v1"
+            f"url=...: has a port that is none; allowed are whole numbers from 1 to {_LAST_PORT}, or to leave it out"
         )
+    if "://" not in url:
+        raise ConfigurationError(f"url=...: has no scheme; {_ALLOWED_URLS}")
     shown = f"{parts.scheme}://{parts.hostname or ''}"
     if parts.scheme not in _PORTS or not parts.hostname:
         raise ConfigurationError(f"url={shown!r}: allowed are http and https URLs with a host")
@@ -296,6 +291,6 @@ def _host_of(url: object) -> tuple[str, int | None]:
         raise ConfigurationError(
             f"url={shown!r}: has a query or a fragment; allowed is a base URL such as SDKs take"
         )
-    if not _VALUE.fullmatch(url) or " " in url:
+    if not _IN_URLS.fullmatch(url):
         raise ConfigurationError(f"url={shown!r}: has blanks or other characters that URLs do not have")
     return parts.hostname, port or _PORTS[parts.scheme]

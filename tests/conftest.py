@@ -14,6 +14,7 @@ import pytest
 import trio.testing
 from hypothesis import settings
 
+from resilient_llm.policies import _hooks
 from resilient_llm.testing import VirtualClockEventLoop
 
 settings.register_profile("local", deadline=None, max_examples=100)
@@ -38,6 +39,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("anyio_backend", ["asyncio"])
     else:
         metafunc.parametrize("anyio_backend", ["asyncio", "trio"], indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_said_yet() -> None:
+    """Have what hooks do wrong said anew: tests share functions, and it is said once of each."""
+    _hooks._said.clear()
 
 
 @pytest.fixture

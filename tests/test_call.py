@@ -113,3 +113,55 @@ async def test_what_callbacks_leave_to_await_is_awaited_before_a_whole_reply_is_
 
     await Door(policy, Retry(), policy, provider=Provider())()
     assert sorted(settled) == [False, True]
+
+
+async def test_what_callbacks_leave_to_await_has_five_seconds_together() -> None:
+    settled: list[str] = []
+
+    async def settle(_outcome: Outcome, *, name: str, seconds: float) -> None:
+        await anyio.sleep(seconds)
+        settled.append(name)
+
+    async def policy(call: Call, call_next: CallNext) -> Reply:
+        for name, seconds in (("never", 60.0), ("quick", 0.1), ("never", 60.0), ("slow", 4.0)):
+            call.on_finish(partial(settle, name=name, seconds=seconds))
+        return await call_next(call)
+
+    began = anyio.current_time()
+    await Door(policy, provider=Provider())()
+    assert settled == ["quick", "slow"]  # whoever takes too long takes nothing of the others' time
+    assert anyio.current_time() - began == pytest.approx(5)
+
+
+async def test_what_is_left_to_await_by_an_end_that_was_held_up_is_awaited_all_the_same() -> None:
+    settled: list[Outcome] = []
+
+    async def settle(outcome: Outcome) -> None:
+        await anyio.sleep(1)
+        settled.append(outcome)
+
+    call = begun([])
+    call.on_finish(settle)
+    release = call.hold()
+    call.finish(SUCCESS)  # by whoever owns it, and leaves
+    await anyio.sleep(1)
+    assert not call.finished
+    release()
+    await anyio.sleep(2)
+    assert settled == [SUCCESS]
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_what_is_left_to_await_when_the_loop_has_ended_is_let_go(backend: str) -> None:
+    async def settle(_outcome: Outcome) -> None:
+        raise AssertionError
+
+    async def begin() -> Call:
+        call = begun([])
+        call.on_finish(settle)
+        return call
+
+    call = anyio.run(begin, backend=backend)
+    call.finish_alone(SUCCESS)  # a warning that nobody has awaited it would be an error
+    assert call.finished
+    assert not call.unsettled

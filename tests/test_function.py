@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
-from collections.abc import AsyncIterator
-from typing import ClassVar, NoReturn
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, ClassVar, NoReturn
 
 import anyio
 import anyio.from_thread
@@ -18,6 +19,7 @@ from resilient_llm import (
     Bulkhead,
     CircuitBreaker,
     CircuitOpenError,
+    CircuitState,
     ConfigurationError,
     Deadline,
     DeadlineExceededError,
@@ -304,6 +306,16 @@ async def test_generators_are_refused_with_a_reason() -> None:
         await Pipeline().run(stream)
 
 
+async def _stream() -> AsyncIterator[int]:
+    yield 1
+
+
+@pytest.mark.parametrize("wrong", [_stream, None, 5])
+async def test_a_decorator_refuses_what_could_not_be_run(wrong: Any) -> None:
+    with pytest.raises(TypeError, match=r"is a generator|is no function"):
+        Pipeline()(wrong)
+
+
 async def test_max_threads_must_make_sense() -> None:
     with pytest.raises(ConfigurationError, match="max_threads=0"):
         Pipeline(max_threads=0)
@@ -321,3 +333,73 @@ def test_what_exceptions_of_common_libraries_mean() -> None:
     assert status is not None
     assert (status.verdict, status.retry_after) == (Verdict.THROTTLED, 3.0)
     assert classify_error(ValueError("bug")) is None
+
+
+async def test_functions_of_one_decorator_are_each_a_target() -> None:
+    def traced(function: Callable[[], Awaitable[str]]) -> Callable[[], Awaitable[str]]:
+        @functools.wraps(function)
+        async def inner() -> str:
+            return await function()
+
+        return inner
+
+    @traced
+    async def ask_one() -> str:
+        raise ConnectionResetError
+
+    @traced
+    async def ask_other() -> str:
+        return "hello"
+
+    breaker = CircuitBreaker(consecutive_failures=1)
+    pipeline = Pipeline([breaker])
+    with pytest.raises(ConnectionResetError):
+        await pipeline.run(ask_one)
+    assert await pipeline.run(ask_other) == "hello"
+    states = {str(key).rpartition(".")[2]: state for key, state in breaker.states().items()}
+    assert states == {"ask_one": CircuitState.OPEN, "ask_other": CircuitState.CLOSED}
+
+
+def _client_method(name: str) -> Callable[..., str]:
+    def _api_call(_self: object) -> str:
+        return name
+
+    _api_call.__name__ = name
+    return _api_call
+
+
+async def test_methods_that_were_given_a_name_go_by_it_as_those_of_botos_clients() -> None:
+    one, other = (type(name, (), {"converse": _client_method("converse")}) for name in ("Bedrock", "Queue"))
+    breaker = CircuitBreaker()
+    pipeline = Pipeline([breaker])
+    for client in (one(), other(), one()):
+        assert await pipeline.run(client.converse) == "converse"
+    assert set(breaker.states()) == {"Bedrock.converse", "Queue.converse"}
+
+
+async def test_what_is_no_function_is_refused_with_what_to_do() -> None:
+    for wrong in (add(1), None, "add"):
+        with pytest.raises(TypeError, match=r"give run\(\) the function itself"):
+            await Pipeline().run(wrong)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("wrong", [lambda _: True, lambda _: 1 / 0])
+async def test_a_function_that_judges_and_fails_breaks_no_call(
+    wrong: Callable[[object], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    pipeline = Pipeline([Retry(backoff=FIXED)], classify_error=wrong, classify_result=wrong)
+    times: list[float] = []
+
+    async def at_last() -> str:
+        times.append(anyio.current_time())
+        if len(times) < 2:
+            raise ConnectionResetError
+        return "hello"
+
+    assert await pipeline.run(at_last) == "hello"  # after what the library knows of errors itself
+    assert len(times) == 2
+    assert {record.getMessage().partition("=")[0] for record in caplog.records} == {
+        "classify_error",
+        "classify_result",
+    }
+    assert await Pipeline(classify_result=lambda _: None).run(add, 1) == 1

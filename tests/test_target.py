@@ -107,7 +107,16 @@ def test_the_dialect_is_that_of_the_provider_where_there_is_one(
         ({"url": f"https://h/v1?key={SECRET}"}, "has a query"),
         ({"url": f"https://h/v1#{SECRET}"}, "has a query or a fragment"),
         ({"url": f"https://h/{SECRET}\n"}, "blanks or other characters"),
-        ({"url": f"https://h:{SECRET}"}, "not a URL"),
+        (
+            {"url": f"https://h:{SECRET}"},
+            "url=...: has a port that is none; allowed are whole numbers from 1 to 65535",
+        ),
+        ({"url": f"https://h:99999/{SECRET}"}, "url=...: has a port that is none; allowed are"),
+        ({"url": f"https://h:0/{SECRET}"}, "url=...: has a port that is none; allowed are"),
+        (
+            {"url": f"https://[{SECRET}]/v1"},
+            "url=...: is none that can be read; allowed are http and https URLs",
+        ),
         ({"url": 7}, "url=... is of type int"),
         ({"name": 7}, "name=7: allowed are printable strings"),
         ({"name": "a\nb"}, "printable"),
@@ -135,6 +144,13 @@ def test_the_dialect_is_that_of_the_provider_where_there_is_one(
         ({"auth": f"Bearer {SECRET}"}, "auth=...: allowed are 'bearer'"),
         ({"headers": {"x": f"{SECRET}\r\ny: z"}}, "headers: 'x'"),
         ({"headers": {"x y": SECRET}}, "headers: 'x y'"),
+        ({"headers": {"X-Org": SECRET, "x-org": "b"}}, "headers: 'x-org' is there twice, as 'X-Org' too"),
+        (
+            {"headers": {"X-Pass": SECRET}, "auth": "x-pass"},
+            "headers: 'X-Pass' is what the secret goes out in",
+        ),
+        ({"auth": "content-length"}, "auth=...: allowed are 'bearer', names of headers"),
+        ({"auth": "Host"}, "auth=...: allowed are 'bearer', names of headers"),
         ({"policies": [Deadline(1)]}, "target 't': Deadline must stand before the router"),
         ({"policies": [Retry()]}, "retry must stand before the router"),
         (
@@ -248,9 +264,10 @@ def test_a_function_is_asked_each_time_and_not_when_a_pipeline_is_built() -> Non
         (no_secret, "credential 'vault': its function failed with OSError"),
         (lambda: None, "a string is expected, not NoneType"),
         (lambda: b"CANARY", "a string is expected, not bytes"),
-        (lambda: " \n", "is empty"),
-        (lambda: "CANARY\r\nx: y", "blanks or other characters"),
-        (lambda: "CANARY-ö", "other characters"),
+        (lambda: " \n", "'vault': has nothing but blanks; allowed are visible ASCII characters"),
+        (lambda: "CANARY\r\nx: y", "has a line break in it"),
+        (lambda: "CANARY x", "has a blank in it"),
+        (lambda: "CANARY-ö", "has a character in it that no header can hold"),
     ],
 )
 def test_what_a_function_may_give(value: Callable[[], str], error: str) -> None:
@@ -285,6 +302,33 @@ def test_a_credential_that_cannot_be(options: dict[str, Any], error: str) -> Non
         Credential(**options)
     assert error in str(caught.value)
     assert "CANARY" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("connection", "close", "cannot be given, since each connection decides it"),
+        ("TE", "trailers", "each connection decides it"),
+        ("Upgrade", "h2c", "each connection decides it"),
+        ("transfer-encoding", "chunked", "each connection decides it"),
+        ("expect", "100-continue", "each connection decides it"),
+        ("Content-Length", "5", "cannot be given, since the body of each request decides it"),
+        ("content-encoding", "gzip", "the body of each request decides it"),
+        ("host", "a b", "allowed are a host, and a host with a port"),
+        ("host", "", "allowed are a host, and a host with a port"),
+        ("host", "h/path", "allowed are a host, and a host with a port"),
+    ],
+)
+def test_headers_that_would_fail_every_call_are_refused(name: str, value: str, why: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Target(name="t", headers={"x-org": "a", name: value})
+    assert str(caught.value).startswith(f"headers[{name!r}]={value!r}: ")
+    assert why in str(caught.value)
+
+
+@pytest.mark.parametrize("host", ["virtual.example", "virtual.example:8443", "[::1]:80", "10.0.0.1"])
+def test_a_host_of_its_own_is_allowed(host: str) -> None:
+    assert Target(name="t", headers={"Host": host}).headers == {"Host": host}
 
 
 def test_a_credential_is_called_by_its_variable() -> None:

@@ -50,11 +50,12 @@ class Exchange:
         *,
         cancel: bool,
         max_buffered_body: int,
-        extra_headers: HeadersOf | None = None,
     ) -> None:
         self.scope = scope
         self.status: int | None = None
         """The status of the response, once it has begun."""
+        self.extra_headers: HeadersOf | None = None
+        """Gives what a response has besides its own headers, once it is known whose request it answers."""
         self.complete = False
         """Whether the last of the body is on its way."""
         self.disconnected = False
@@ -63,7 +64,6 @@ class Exchange:
         self._inbox = Inbox(receive, max_buffered_body)
         self._send = send
         self._cancel = cancel
-        self._extra_headers = extra_headers
         self._running = False
         self._headers: Headers = []
         self._half: bytes | None = (
@@ -117,8 +117,8 @@ class Exchange:
         kind = message["type"]
         if kind == "http.response.start":
             self._start(message)
-            if self._extra_headers is not None:
-                told = self._extra_headers(self._call, self._headers)
+            if self.extra_headers is not None:
+                told = self.extra_headers(self._call, self._headers)
                 message = {**message, "headers": [*self._headers, *told]}
         last = kind in _BODY and not message.get("more_body", False)
         if self._half is not None and kind == "http.response.body":

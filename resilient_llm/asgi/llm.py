@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from resilient_llm.asgi.workers import warn_of_workers
 from resilient_llm.errors import ConfigurationError
+from resilient_llm.policies._options import synchronous
 
 if TYPE_CHECKING:
     import httpx
@@ -64,6 +65,7 @@ class LLMMiddleware:
             raise ConfigurationError(msg)
         if client is not None and not callable(client):
             raise ConfigurationError(f"client={client!r}: allowed are functions of the transport, and None")
+        synchronous(client=client)
         self.app = app
         self._state_name = state_name
         self._client: object = None

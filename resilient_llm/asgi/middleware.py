@@ -20,12 +20,15 @@ from resilient_llm.asgi.rate_limit_headers import rate_limit_headers
 from resilient_llm.asgi.responses import FORMATS, ErrorFormat, Refusal, error_event, error_response
 from resilient_llm.asgi.tenant import Known, TenantOf, Tenants
 from resilient_llm.asgi.workers import warn_of_workers
-from resilient_llm.call import Call, Profile, Target
+from resilient_llm.call import Call
 from resilient_llm.context import ambient, current
 from resilient_llm.errors import ConfigurationError, DeadlineExceededError, RejectedError
 from resilient_llm.message import Request
 from resilient_llm.pipeline import Pipeline
-from resilient_llm.policies._options import at_least, flag, label, seconds
+from resilient_llm.policies._hooks import hook_failed, hook_gave
+from resilient_llm.policies._options import at_least, flag, function, label, seconds
+from resilient_llm.profile import Profile
+from resilient_llm.target import Target
 
 if TYPE_CHECKING:
     from resilient_llm.call import Policy
@@ -36,6 +39,7 @@ __all__ = ["ByScope", "ResilienceMiddleware"]
 
 ByScope: TypeAlias = Callable[[Scope], bool]
 
+_AS_PROBLEM = "the answer is in the format 'problem'"
 _PROFILE = Profile(provider="asgi")
 
 
@@ -76,9 +80,13 @@ class ResilienceMiddleware:
         seconds(tenant_timeout=tenant_timeout, infinite=True)
         if default_tenant is not None:
             label(default_tenant=default_tenant)
-        if cancel_on_disconnect is not None and not callable(cancel_on_disconnect):
+        if callable(cancel_on_disconnect):
+            function(cancel_on_disconnect=cancel_on_disconnect)
+        elif cancel_on_disconnect is not None:
             flag(cancel_on_disconnect=cancel_on_disconnect)
-        if not callable(error_format) and not (isinstance(error_format, str) and error_format in FORMATS):
+        if callable(error_format):
+            function(error_format=error_format)
+        elif not isinstance(error_format, str) or error_format not in FORMATS:
             allowed = ", ".join(map(repr, FORMATS))
             raise ConfigurationError(
                 f"error_format={error_format!r}: allowed are {allowed}, or a function of the scope"
@@ -109,7 +117,7 @@ class ResilienceMiddleware:
             await self.app(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        cancel = self._cancel(scope) if callable(self._cancel) else self._cancel
+        cancel = _cancels(self._cancel, scope) if callable(self._cancel) else self._cancel
         call = self._call(scope)
         exchange = Exchange(
             call,
@@ -118,7 +126,6 @@ class ResilienceMiddleware:
             send,
             cancel=cancel,
             max_buffered_body=self._max_buffered_body,
-            extra_headers=self._rate_limit_headers,
         )
         call.request.native = exchange
         call.sent = False
@@ -130,6 +137,7 @@ class ResilienceMiddleware:
             call.telemetry.rejected(call, error)
             await self._tell(exchange, error)
             return
+        exchange.extra_headers = self._rate_limit_headers
         call.telemetry.start(call)
         if self._bare:
             with ambient(tenant=call.tenant):
@@ -166,7 +174,7 @@ class ResilienceMiddleware:
         if exchange.disconnected:
             return True
         scope, chosen = exchange.scope, self._error_format
-        error_format = chosen(scope) if callable(chosen) else chosen
+        error_format = _format_of(chosen, scope) if callable(chosen) else chosen
         with suppress(OSError):  # the client has left meanwhile
             if exchange.status is not None:
                 late = isinstance(error, DeadlineExceededError)
@@ -174,6 +182,26 @@ class ResilienceMiddleware:
             for message in error_response(error, scope, error_format):
                 await exchange.send(message)
         return True
+
+
+def _cancels(asked: ByScope, scope: Scope) -> bool:
+    try:
+        return bool(asked(scope))
+    except Exception as error:  # noqa: BLE001 - whatever it is, it must not break the request
+        hook_failed("cancel_on_disconnect", asked, error, instead="the request is cancelled, as by default")
+        return True
+
+
+def _format_of(asked: Callable[[Scope], ErrorFormat], scope: Scope) -> ErrorFormat:
+    try:
+        chosen = asked(scope)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the client is to be told what it asks for
+        hook_failed("error_format", asked, error, instead=_AS_PROBLEM)
+        return "problem"
+    if isinstance(chosen, str) and chosen in FORMATS:
+        return chosen
+    hook_gave("error_format", asked, chosen, ", ".join(map(repr, FORMATS)), instead=_AS_PROBLEM)
+    return "problem"
 
 
 def _is_preflight(scope: Scope) -> bool:

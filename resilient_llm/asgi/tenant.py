@@ -7,6 +7,7 @@ proxy can have set. What a tenant may do is the policies' to decide, not this ro
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import TypeAlias, TypeVar
@@ -15,6 +16,7 @@ import anyio
 from starlette.types import Scope
 
 from resilient_llm.errors import ConfigurationError, RejectedError, UnknownTenantError
+from resilient_llm.policies._options import names, synchronous
 
 __all__ = ["ClientAddress", "Known", "TenantHeader", "TenantOf", "Tenants"]
 
@@ -24,6 +26,7 @@ TenantOf: TypeAlias = Callable[[Scope], str | Awaitable[str | None] | None]
 Known: TypeAlias = Collection[str] | Callable[[str], bool | Awaitable[bool]]
 """The tenants there are: a collection, or a function that tells whether there is such a one; may be async."""
 
+_HEADER = re.compile("[!-9;-~]+")
 _MAX_LENGTH = 256  # names are kept as keys and written to spans; whoever sends longer ones is not a tenant
 
 T = TypeVar("T")
@@ -42,6 +45,7 @@ class _Peers:
                 f"trusted_peers={trusted_peers!r}: a list of addresses or networks is wanted, not one string"
             )
             raise ConfigurationError(msg)
+        names(trusted_peers=trusted_peers)
         try:
             self._networks: list[IPv4Network | IPv6Network] = [ip_network(peer) for peer in trusted_peers]
         except ValueError as error:
@@ -62,7 +66,7 @@ class TenantHeader:
     """
 
     def __init__(self, name: str, *, trusted_peers: Sequence[str] | None = None) -> None:
-        if not name or not name.isascii() or not name.isprintable() or " " in name or ":" in name:
+        if not isinstance(name, str) or not _HEADER.fullmatch(name):
             raise ConfigurationError(f"tenant={name!r}: allowed are names of headers")
         self._name = name.lower().encode("ascii")
         self._peers = None if trusted_peers is None else _Peers(trusted_peers)
@@ -114,12 +118,15 @@ class Tenants:
     ) -> None:
         if isinstance(source, str):
             source = TenantHeader(source)
-        elif source is not None and not callable(source):
+        elif source is not None and (not callable(source) or isinstance(source, type)):
             msg = f"tenant={source!r}: allowed are the name of a header, a function of the scope, or None"
             raise ConfigurationError(msg)
-        if isinstance(known, str) or not (known is None or callable(known) or isinstance(known, Collection)):
+        if isinstance(known, str | bytes | type) or not (
+            known is None or callable(known) or isinstance(known, Collection)
+        ):
             msg = f"known_tenants={known!r}: allowed are a collection of names, or a function of a name"
             raise ConfigurationError(msg)
+        synchronous(coroutines=True, tenant=source, known_tenants=known)
         if default is not None and not default:
             raise ConfigurationError("default_tenant='': allowed are a name, or None to refuse")
         self._source = source

@@ -123,10 +123,6 @@ class Circuit:
         duration = cast("float", options.sampling_duration)  # one of the two is set
         self._window: Window = TimeWindow(duration) if size is None else CountWindow(size)
 
-    def allows(self, now: float) -> bool:
-        """Tell whether `admit` would let a call through now, without taking its place."""
-        return self.state is _CLOSED or not self._wait(self._advance(now))
-
     def retry_after(self, now: float) -> float:
         """Give the seconds until a call may be let through: 0 now, infinite when isolated.
 

@@ -157,11 +157,11 @@ class CredentialPool:
         self._longest = longest
         self._taken = 0
 
-    def take(self, now: float, purpose: str | None, exclude: Collection[int] = ()) -> int | None:
+    def take(self, now: float, purpose: str | None) -> int | None:
         """Take a credential for a call, to be released when it ends; `None` when none may be had now."""
         best, least = None, _BUSIEST
         for index, member in enumerate(self._members):
-            if index in exclude or not self._may_have(index, member, now, purpose):
+            if not self._may_have(index, member, now, purpose):
                 continue
             busy = (member.in_flight / (member.most or self._largest), member.used)
             if busy < least:
@@ -263,7 +263,7 @@ class CredentialPool:
         )
         return min(waits, default=math.inf)
 
-    def available_in(self, now: float, purpose: str | None, exclude: Collection[int] = ()) -> float:
+    def available_in(self, now: float, purpose: str | None) -> float:
         """Give the seconds until a call may have a credential, as things stand; 0 is now.
 
         A second where it is for calls in flight to end, infinity when none serves the purpose.
@@ -271,7 +271,7 @@ class CredentialPool:
         waits = (
             max(member.refused_for(now), self._limited_for(index, now), _SOON if member.is_full else 0.0)
             for index, member in enumerate(self._members)
-            if member.serves(purpose) and index not in exclude
+            if member.serves(purpose)
         )
         return min(waits, default=math.inf)
 

@@ -65,7 +65,9 @@ class Accounts(Generic[Tenant]):
         account = self._accounts.get(tenant)
         calls = 1 if account is None else 1 + account.calls
         weight = self._weight_of(tenant) if account is None else account.weight
-        weights = self.weight + (weight if calls == 1 else 0.0)
+        weights = max(
+            self.weight + (weight if calls == 1 else 0.0), weight
+        )  # sums of floats come out a little less
         if not is_within_share(calls, weight, weights, places):
             return None
         waiting = ((each, its.calls, its.weight) for each, its in self._accounts.items())
@@ -100,7 +102,7 @@ class Accounts(Generic[Tenant]):
         """Charge a tenant for a call that is served, and move the round on."""
         start, account.turn = account.turn, account.turn + cost / account.weight
         self._round = min(max(self._round + self._step, start), account.turn)
-        self._step = cost / self.weight
+        self._step = cost / max(self.weight, account.weight)
 
     def clear(self) -> None:
         """Forget everybody."""

@@ -61,11 +61,6 @@ class Slots(Generic[Tenant]):
         self._held: dict[Tenant, int] = _NOBODY if max_per_tenant is None else {}
 
     @property
-    def available(self) -> int:
-        """Tell how many more permits could be out."""
-        return max(0, self.limit - self.in_use)
-
-    @property
     def held(self) -> dict[Tenant, int]:
         """Tell how many permits each tenant has that has any; nothing where there is no `max_per_tenant`."""
         return self._held.copy()
@@ -187,5 +182,5 @@ class Slots(Generic[Tenant]):
 
 
 def _check(option: str, value: int, least: int) -> None:
-    if value < least:
+    if not isinstance(value, int) or value < least:
         raise ValueError(f"{option}={value!r}: allowed are integers from {least}")

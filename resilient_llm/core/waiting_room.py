@@ -57,14 +57,12 @@ _NO_LINE: list[tuple[float, int, _Queue[Any]]] = []
 
 
 class WaitingRoom(Generic[Tenant]):
-    """Serve waiting tickets in deficit round robin across tenants, by cost and weight.
+    """Serve waiting tickets by start-time fair queueing across tenants, by cost and weight.
 
-    Deficit round robin (Shreedhar & Varghese, SIGCOMM 1995) adds a quantum to a tenant's deficit at each
-    visit and serves it once the deficit is paid off. A small quantum means visits that serve nobody, a large
-    one means bursts. Here the quantum goes to zero and the idle visits are skipped by arithmetic: a tenant's
-    `turn` is the round in which what it was served is paid off at its weight (`turn += cost / weight`), and
-    the earliest turn is next. That is start-time fair queueing (Goyal, Vin & Cheng, SIGCOMM 1996). There is
-    no quantum to tune, and a push or a grant costs O(log tenants + log own backlog).
+    A tenant's `turn` is the round in which what it was served is paid off at its weight (`turn += cost / weight`), and
+    the earliest turn is next (Goyal, Vin & Cheng, SIGCOMM 1996). A push or a grant costs O(log tenants + log own
+    backlog). It is what deficit round robin (Shreedhar & Varghese, SIGCOMM 1995) becomes when its quantum goes to zero
+    and the visits that serve nobody are skipped by arithmetic: the same shares, and nothing to tune.
 
     A tenant that is new starts in the current round. The round moves on by cost / sum of weights with each grant
     (the virtual time of WF2Q+: Bennett & Zhang, IEEE/ACM ToN 1997), but never beyond the call being served. A
@@ -341,7 +339,7 @@ class WaitingRoom(Generic[Tenant]):
         queue = self._queues.get(tenant)
         calls = 1 if queue is None else 1 + queue.size
         weight = self.weight(tenant) if queue is None else queue.weight
-        weights = self._waiting_weight + (weight if calls == 1 else 0.0)
+        weights = max(self._waiting_weight + (weight if calls == 1 else 0.0), weight)
         if not is_within_share(calls, weight, weights, self._max_queued):
             return None
         waiting = ((each, each.size, each.weight) for each in self._queues.values())

@@ -302,5 +302,5 @@ def _watched(gauges: Gauges | None) -> Gauges:
     instance_of(Mapping, none=True, gauges=gauges)
     for name, gauge in (gauges or {}).items():
         label(gauges=name)
-        function(none=False, **{f"gauges[{name!r}]": gauge})
+        function(none=False, asynchronous=False, **{f"gauges[{name!r}]": gauge})
     return gauges or {}

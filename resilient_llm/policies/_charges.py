@@ -5,7 +5,6 @@ Who may spend it, and where that is kept, must not enter here.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, runtime_check
 
 from resilient_llm.core.budget import Amount
 from resilient_llm.outcome import Usage
+from resilient_llm.policies._hooks import hook_failed, hook_gave
 from resilient_llm.policies._settlement import never_sent, tokens_used
 from resilient_llm.policies.tokens import Estimate, estimate_once, has_output, prompt_tokens
 from resilient_llm.pricing import Price, cost_of, price_of
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from resilient_llm.outcome import Outcome
 
 __all__ = ["Charge", "Dear", "PriceOf", "charge", "estimate_usd", "find_price"]
-
-logger = logging.getLogger("resilient_llm")
 
 PriceOf: TypeAlias = Price | Callable[["Call"], Price | None]
 """What a call costs: a price, or a function that gives it, or `None` where it knows none."""
@@ -56,12 +54,12 @@ def find_price(call: Call, price: PriceOf | None, routers: Sequence[Dear]) -> Pr
     if price is not None:
         try:
             found = price(call)
-        except Exception:
-            logger.exception("price=%r failed", price)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it must not break the call
+            hook_failed("price", price, error)
         else:
             if found is None or isinstance(found, Price):
                 return found
-            logger.error("price=%r gave %r: allowed are a Price, and None", price, found)
+            hook_gave("price", price, found, "a Price, and None")
         return None
     if call.parent is None:
         model = call.logical_model or call.profile.model

@@ -8,27 +8,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from operator import attrgetter
+from types import CoroutineType
 from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, TypeVar
 
 from resilient_llm._loop import LoopBound
 from resilient_llm.errors import ConfigurationError
-from resilient_llm.policies._options import at_least
+from resilient_llm.policies._hooks import hook_failed, hook_gave
+from resilient_llm.policies._options import at_least, function
+from resilient_llm.shared_keys import OVERFLOW
 from resilient_llm.telemetry.names import LIMITER_NAME
 
 if TYPE_CHECKING:
     from resilient_llm.call import Call
+    from resilient_llm.outcome import Outcome
 
-__all__ = ["OVERFLOW", "Key", "Keyed", "key_function"]
+__all__ = ["OVERFLOW", "Key", "Keyed", "is_of_target", "key_function", "one_for_all"]
 
 KeyName: TypeAlias = Literal["tenant", "target", "model"]
 Key: TypeAlias = KeyName | tuple[KeyName, ...] | Callable[["Call"], Hashable]
-"""What has a state of its own: an attribute of the call, several of them, or a function of it."""
+"""What has a state of its own: an attribute of the call, several of them, or a function of it.
+
+Calls whose key cannot be had, since the function fails or gives what is no key, share one, as those do for whom there
+is no room: a call must not break of it, and must not go without a limit either.
+"""
 
 State = TypeVar("State")
 
-OVERFLOW = object()
-"""The key of what those share for whom there is no room."""
 _SWEEP = 32
+_SHARED = "the call is counted with all that have no key of their own"
 
 _NAMED: dict[str, Callable[[Call], Hashable]] = {
     "tenant": attrgetter("tenant"),
@@ -38,12 +45,15 @@ _NAMED: dict[str, Callable[[Call], Hashable]] = {
 
 
 def key_function(key: Key) -> Callable[[Call], Hashable]:
-    """Make the function that gives a call's key.
+    """Make the function that gives a call's key, `OVERFLOW` where the application's fails.
 
     Raises `ConfigurationError` for a name that is none of `tenant`, `target`, `model`.
     """
     if callable(key) and not isinstance(key, type):
-        return key
+        if key is one_for_all:
+            return key
+        function(key=key)
+        return _guarded(key)
     names = (key,) if isinstance(key, str) else key
     if (
         not isinstance(names, tuple)
@@ -54,18 +64,46 @@ def key_function(key: Key) -> Callable[[Call], Hashable]:
         raise ConfigurationError(msg)
     if len(names) == 1:
         return _NAMED[names[0]]
-    functions = tuple(_NAMED[name] for name in names)
-    return lambda call: tuple(function(call) for function in functions)
+    parts = tuple(_NAMED[name] for name in names)
+    return lambda call: tuple(part(call) for part in parts)
+
+
+def _guarded(asked: Callable[[Call], Hashable]) -> Callable[[Call], Hashable]:
+    """Guard a function of the application's, which may know nothing of calls without a tenant, or of a new target."""
+
+    def key(call: Call) -> Hashable:
+        try:
+            found = asked(call)
+            hash(found)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it must not break the call
+            hook_failed("key", asked, error, instead=_SHARED)
+            return OVERFLOW
+        if isinstance(found, CoroutineType):
+            found.close()  # nobody awaits it
+            hook_gave("key", asked, found, "keys that are had at once", instead=_SHARED)
+            return OVERFLOW
+        return found
+
+    return key
+
+
+def is_of_target(key: Key, value: Hashable, target: str) -> bool:
+    """Tell whether a value of `key` is a target's; of what functions give, the target's name is."""
+    names = key if isinstance(key, tuple) else (key,)
+    if len(names) > 1:
+        return "target" in names and isinstance(value, tuple) and value[names.index("target")] == target
+    return value == target and (names[0] == "target" or callable(names[0]))
 
 
 class Keyed(Generic[State]):
     """Keep one state per key, at most `max_keys` of them.
 
     When there are as many, idle ones make room; while none is idle, further keys share one overflow
-    state, and the call's span gets an event that says so.
+    state, and the call's span gets an event that says so. A key stays there until its last call in there has ended,
+    or it would be counted in two places at once.
     """
 
-    __slots__ = ("_function", "_idle", "_loop", "_make", "_max_keys", "_name", "_states")
+    __slots__ = ("_function", "_idle", "_loop", "_make", "_max_keys", "_name", "_overflowing", "_states")
 
     def __init__(
         self,
@@ -83,7 +121,13 @@ class Keyed(Generic[State]):
         self._idle = idle
         self._max_keys = max_keys
         self._states: dict[Hashable, State] = {}
-        self._loop = LoopBound(name, self._states.clear)
+        self._overflowing: dict[Hashable, int] = {}
+        """The keys that share the overflow state, with the number of their calls that are under way."""
+        self._loop = LoopBound(name, self._forget)
+
+    def _forget(self) -> None:
+        self._states.clear()
+        self._overflowing = {}  # calls that still end count down in the one they began in
 
     def of(self, call: Call) -> State:
         """Give the state for a call."""
@@ -137,13 +181,25 @@ class Keyed(Generic[State]):
         return len(self._states)
 
     def _new(self, key: Hashable, call: Call) -> State:
-        if len(self._states) >= self._max_keys and not self._make_room():
+        if key in self._overflowing or (len(self._states) >= self._max_keys and not self._make_room()):
             call.telemetry.event(call, "keys_overflow", {LIMITER_NAME: self._name})
+            self._keep_in_overflow(key, call)
             key = OVERFLOW
             if key in self._states:
                 return self._states[key]
         state = self._states[key] = self._make(key)
         return state
+
+    def _keep_in_overflow(self, key: Hashable, call: Call) -> None:
+        under_way = self._overflowing
+        under_way[key] = under_way.get(key, 0) + 1
+
+        def ended(_outcome: Outcome) -> None:
+            under_way[key] -= 1
+            if not under_way[key]:
+                del under_way[key]
+
+        call.on_finish(ended)
 
     def _make_room(self) -> bool:
         """Forget idle states among the oldest few; those in use go to the back of the line."""
@@ -156,3 +212,8 @@ class Keyed(Generic[State]):
             else:
                 self._states[key] = state
         return forgotten > 0
+
+
+def one_for_all(_call: Call) -> Hashable:
+    """Give all calls the same key."""
+    return None

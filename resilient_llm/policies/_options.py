@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import TypeGuard
 
 from resilient_llm.errors import ConfigurationError
@@ -21,6 +23,8 @@ __all__ = [
     "offers",
     "one_of",
     "seconds",
+    "store_of",
+    "synchronous",
 ]
 
 _TOO_LARGE = int(sys.float_info.max)
@@ -105,15 +109,31 @@ def names(**options: Collection[str]) -> None:
             raise ConfigurationError(f"{name}={value!r}: allowed are lists or sets of strings, not empty")
 
 
-def function(*, none: bool = False, **options: object) -> None:
+def function(*, none: bool = False, asynchronous: bool = False, **options: object) -> None:
     """Raise `ConfigurationError` unless every option is a function, or an object that can be called as one.
 
-    A class is none: somebody has forgotten to make the object.
+    A class is none: somebody has forgotten to make the object. Nor is an `async def` one, unless `asynchronous` ones
+    are wanted.
     """
     for name, value in options.items():
         if (callable(value) and not isinstance(value, type)) or (value is None and none):
             continue
         raise ConfigurationError(f"{name}={value!r}: allowed are functions{', and None' if none else ''}")
+    synchronous(coroutines=asynchronous, **options)
+
+
+def synchronous(*, coroutines: bool = False, **options: object) -> None:
+    """Raise `ConfigurationError` for a generator or an `async def` function: called, it gives no answer.
+
+    With `coroutines` an `async def` is one that somebody awaits.
+    """
+    for name, value in options.items():
+        if _is_any(value, inspect.isgeneratorfunction, inspect.isasyncgenfunction):
+            raise ConfigurationError(f"{name}={value!r}: allowed are functions that return, without `yield`")
+        if not coroutines and _is_any(value, inspect.iscoroutinefunction):
+            raise ConfigurationError(
+                f"{name}={value!r}: allowed are functions that answer at once, and nobody would await an `async def`"
+            )
 
 
 def offers(methods: Collection[str], what: str, *, none: bool = False, **options: object) -> None:
@@ -131,3 +151,25 @@ def is_number(value: object) -> TypeGuard[float]:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return not math.isnan(value) if isinstance(value, float) else abs(value) < _TOO_LARGE
+
+
+def store_of(part: str, what: str, store: object) -> None:
+    """Raise `ConfigurationError` unless a store is `None` or one that offers this part, which keeps `what`."""
+    if store is None:
+        return
+    # The class is asked first: to look at a store's part may already start something.
+    offered = all(hasattr(type(store), name) or hasattr(store, name) for name in (part, "guard"))
+    if isinstance(store, type) or not offered:
+        raise ConfigurationError(
+            f"store={store!r}: allowed are stores that keep {what}, such as MemoryStore() and RedisStore(...), and None"
+        )
+
+
+def _is_any(function: object, *kinds: Callable[[object], bool]) -> bool:
+    """Tell whether a function, or what is called of an object that stands for one, is of one of these kinds."""
+    while isinstance(function, partial):
+        function = function.func
+    if isinstance(function, type):
+        return False  # called, it gives an object
+    called = getattr(function, "__call__", None)  # noqa: B004 - it is looked at, not asked for
+    return any(kind(one) for one in (function, called) for kind in kinds)

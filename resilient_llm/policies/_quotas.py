@@ -16,16 +16,15 @@ from resilient_llm.core.token_bucket import TokenBucket
 from resilient_llm.errors import ConfigurationError, CostExceedsCapacityError, RateLimitedError
 from resilient_llm.policies._keyed import key_function
 from resilient_llm.policies.limit import Dimension, Limit
+from resilient_llm.shared_keys import OVERFLOW
 from resilient_llm.telemetry.names import LIMITER_NAME
 
 if TYPE_CHECKING:
     from resilient_llm.call import Call
     from resilient_llm.core.rate_feedback import Mirrored
 
-__all__ = ["OVERFLOW", "QuotaSet", "Quotas"]
+__all__ = ["QuotaSet", "Quotas"]
 
-OVERFLOW = object()
-"""The key of those for whom there is no room."""
 _SWEEP = 32  # keys looked at when there is no room for a new one
 _FEW = 64  # keys that may be idle for as long as they like
 _MAX_REPORTED = 10_000  # keys that a gauge looks at
@@ -201,11 +200,11 @@ class QuotaSet:
             for (_, amount), counts in zip(reservation.charges, self._tokens, strict=True)
         ]
 
-    def share(self, call: Call, reservation: Reservation) -> float:
+    def share(self, reservation: Reservation) -> float:
         """Say what a call counts for among tenants: its tokens where they are limited, else its requests."""
-        if self.counts_tokens and call.tokens:
-            return call.tokens
-        return max((amount for _, amount in reservation.charges if amount > 0), default=1.0)
+        charges = zip(reservation.charges, self._tokens, strict=True)
+        tokens = max((amount for (_, amount), counts in charges if counts), default=0.0)
+        return tokens or max((amount for _, amount in reservation.charges if amount > 0), default=1.0)
 
     def lane(self, call: Call) -> Hashable:
         """Give what calls have in common that draw on the same shared buckets."""

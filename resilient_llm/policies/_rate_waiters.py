@@ -90,7 +90,7 @@ class RateWaiters:
             call.tenant,
             reservation,
             now if since is None else since,
-            cost=self._quotas.share(call, reservation),
+            cost=self._quotas.share(reservation),
             priority=call.priority,
             deadline=deadline,
         )

@@ -5,13 +5,13 @@ How a request is compared is `core.request_key`'s, and what comes of it the poli
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, TypeAlias
 
 from resilient_llm.core.determinism import has_one_answer
 from resilient_llm.core.request_key import request_key
 from resilient_llm.errors import ConfigurationError
+from resilient_llm.policies._hooks import hook_failed
 from resilient_llm.policies._options import flag, function, names
 
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from resilient_llm.ordering import Door
 
 __all__ = ["Sameness", "When", "deterministic", "refuse_functions"]
-
-logger = logging.getLogger("resilient_llm")
 
 When: TypeAlias = "Callable[[Call], bool]"
 """Says of a call whether all that ask the same may have the same answer."""
@@ -64,8 +62,8 @@ class Sameness:
         try:
             if not self._when(call):
                 return None
-        except Exception:
-            logger.exception("when=%r failed; the call goes on by itself", self._when)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it must not break the call
+            hook_failed("when", self._when, error, instead="the call goes on by itself")
             return None
         return request_key(
             request.method,

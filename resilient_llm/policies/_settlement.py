@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from resilient_llm.outcome import Outcome, Scope, Usage, Verdict
-from resilient_llm.policies.tokens import MOST_TOKENS, Estimate, has_output, prompt_tokens
+from resilient_llm.policies.tokens import MOST_TOKENS, Estimate, estimate_once, has_output, prompt_tokens
 
 if TYPE_CHECKING:
     from resilient_llm.call import Call
@@ -59,7 +59,7 @@ def _reported(call: Call, usage: Usage, estimate: Estimate) -> float | None:
     if read is None:
         read = prompt_tokens(call, estimate)
     known = read + (written or 0.0)
-    return known if known > (call.tokens or 0.0) else None
+    return known if known > estimate_once(call, estimate) else None
 
 
 def _count(tokens: float | None) -> float | None:

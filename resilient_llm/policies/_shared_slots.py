@@ -17,7 +17,6 @@ from resilient_llm.core.leases import LeaseAnswer
 from resilient_llm.core.ticket import Ticket, TicketState
 from resilient_llm.core.waiting_room import WaitingRoom
 from resilient_llm.errors import RejectedError, StoreUnavailableError
-from resilient_llm.policies._keyed import OVERFLOW
 from resilient_llm.policies._slots import _OUTCOMES, SlotPool
 from resilient_llm.policies._stored_slots import ALL, StoredSlots, key_of
 from resilient_llm.shared_keys import shared_key
@@ -33,7 +32,7 @@ __all__ = ["SharedSlotPool", "observe_leases", "pool_name"]
 
 def pool_name(name: str, key: Hashable) -> str:
     """Give the name of the pool of one key of a policy, the same in every process."""
-    return f"{shared_key(name)}:{'!more' if key is OVERFLOW else shared_key(key)}"
+    return f"{shared_key(name)}:{shared_key(key)}"
 
 
 class SharedSlotPool(SlotPool):

@@ -6,22 +6,20 @@ room that all who compete for slots wait in; who is served next in it must not e
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from resilient_llm.core.waiting_room import WaitingRoom
 from resilient_llm.errors import ConfigurationError
-from resilient_llm.policies._options import at_least, seconds
+from resilient_llm.policies._hooks import hook_failed, hook_gave
+from resilient_llm.policies._options import at_least, seconds, synchronous
 from resilient_llm.policies.tokens import TokenEstimate, estimate_once
 
 if TYPE_CHECKING:
     from resilient_llm.call import Call
 
-__all__ = ["Cost", "Weights", "cost_function", "fair_room", "weight_function"]
-
-logger = logging.getLogger("resilient_llm")
+__all__ = ["HEAVIEST", "LIGHTEST", "Cost", "Weights", "cost_function", "fair_room", "weight_function"]
 
 Cost: TypeAlias = Literal["tokens"] | TokenEstimate | Callable[["Call"], float]
 """What a call counts for: its estimated tokens, or what a function of it gives."""
@@ -30,6 +28,11 @@ Weights: TypeAlias = Mapping[Any, float] | Callable[[Any], float]
 """What the share of a key is in proportion to; 1 where a mapping says nothing. What keys are, `key=` says."""
 
 Subject = TypeVar("Subject")
+
+_WEIGHTS = "numbers from 1e-6 to 1e6"
+
+LIGHTEST, HEAVIEST = 1e-6, 1e6
+"""Weights that there may be: sums of others would lose what is added to them, and so those who have it their turn."""
 
 _CREDIT = 24
 """How many calls early a tenant may be served that had less than its share. With so many, calls that come at random at
@@ -80,47 +83,56 @@ def cost_function(cost: Cost | None) -> Callable[[Call], float]:
     if isinstance(cost, TokenEstimate):
         estimate = cost
         return lambda call: max(1.0, estimate_once(call, estimate))
-    if not callable(cost):
+    if not callable(cost) or isinstance(cost, type):
         raise ConfigurationError(
             f"cost={cost!r}: allowed are 'tokens', a TokenEstimate, a function of the call, and None"
         )
-    return _checked("cost", cost)
+    synchronous(cost=cost)
+    return _checked("cost", cost, _is_cost, "finite numbers above 0")
 
 
 def weight_function(weights: Weights | None) -> Callable[[Hashable], float] | None:
     """Make the function that gives a tenant's weight; `None` where all have the same.
 
-    Raises `ConfigurationError` for anything else than `Weights` allows, and for a weight that is not a finite
-    number above 0.
+    Raises `ConfigurationError` for anything else than `Weights` allows, and for a weight beyond 1e-6 to 1e6.
     """
     if weights is None:
         return None
     if not isinstance(weights, Mapping):
-        if not callable(weights):
+        if not callable(weights) or isinstance(weights, type):
             raise ConfigurationError(
                 f"weights={weights!r}: allowed are a mapping, a function of the key, and None"
             )
-        return _checked("weights", weights)
+        synchronous(weights=weights)
+        return _checked("weights", weights, _is_weight, _WEIGHTS)
     for tenant, weight in weights.items():
-        if not (isinstance(weight, int | float) and 0 < weight < math.inf):
-            raise ConfigurationError(
-                f"weights: {weight!r} for {tenant!r}: allowed are finite numbers above 0"
-            )
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not _is_weight(weight):
+            raise ConfigurationError(f"weights: {weight!r} for {tenant!r}: allowed are {_WEIGHTS}")
     by_tenant = weights
     return lambda tenant: by_tenant.get(tenant, 1.0)
 
 
-def _checked(option: str, function: Callable[[Subject], float]) -> Callable[[Subject], float]:
-    """Guard a function of the application's: 1 where it fails or gives no finite number above 0."""
+def _is_weight(number: float) -> bool:
+    return LIGHTEST <= number <= HEAVIEST
+
+
+def _is_cost(number: float) -> bool:
+    return 0 < number < math.inf
+
+
+def _checked(
+    option: str, function: Callable[[Subject], float], allowed: Callable[[float], bool], what: str
+) -> Callable[[Subject], float]:
+    """Guard a function of the application's: 1 where it fails or gives a number that is not allowed."""
 
     def guarded(subject: Subject) -> float:
         try:
             number = float(function(subject))
-            if 0 < number < math.inf:
+            if allowed(number):
                 return number
-            logger.error("%s=%r gave %r: allowed are finite numbers above 0", option, function, number)
-        except Exception:
-            logger.exception("%s=%r failed", option, function)
+            hook_gave(option, function, number, what)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it must not break the call
+            hook_failed(option, function, error)
         return 1.0
 
     return guarded

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from resilient_llm.call import Clocks
+from resilient_llm.attempt_options import Clocks
 from resilient_llm.errors import ConfigurationError
 from resilient_llm.ordering import Placement
-from resilient_llm.policies._options import label, seconds
+from resilient_llm.policies._hooks import hook_failed, hook_gave
+from resilient_llm.policies._options import function, label, seconds
 from resilient_llm.policies.circuit_breaker import CircuitBreaker
 from resilient_llm.policies.deadline import Deadline
 
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AttemptTimeout"]
 
-logger = logging.getLogger("resilient_llm")
-
+_OWN = "the policy's own clocks hold"
 _LIMITS = ("headers", "first_content", "content_gap", "whole_reply")
 
 
@@ -53,10 +52,7 @@ class AttemptTimeout:
         given = {name: limit for name in _LIMITS if (limit := getattr(self, name)) is not None}
         seconds(**given)
         label(name=self.name)
-        if self.for_call is not None and not callable(self.for_call):
-            raise ConfigurationError(
-                f"for_call={self.for_call!r}: allowed are functions of an attempt, and None"
-            )
+        function(none=True, for_call=self.for_call)
         if not given and self.for_call is None:
             allowed = ", ".join(_LIMITS)
             raise ConfigurationError(f"AttemptTimeout() limits nothing: give {allowed} or for_call")
@@ -75,12 +71,12 @@ class AttemptTimeout:
         """Ask the hook; what it makes of that breaks no call."""
         try:
             chosen: object = for_call(call)
-        except Exception:
-            logger.exception("for_call of %r failed; the policy's own clocks hold", self.name)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it must not break the call
+            hook_failed("for_call", for_call, error, instead=_OWN)
             return None
         if chosen is None or isinstance(chosen, Clocks):
             return chosen
-        logger.error("for_call of %r gave %r, not Clocks; the policy's own clocks hold", self.name, chosen)
+        hook_gave("for_call", for_call, chosen, "Clocks, and None", instead=_OWN)
         return None
 
     def check(self, policies: Sequence[object]) -> None:

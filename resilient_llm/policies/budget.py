@@ -18,8 +18,19 @@ from resilient_llm.errors import BudgetExceededError, ConfigurationError, StoreU
 from resilient_llm.ordering import Door, Placement
 from resilient_llm.policies._calendar import CalendarPeriod, WorldClock
 from resilient_llm.policies._charges import Dear, PriceOf, charge, estimate_usd, find_price
+from resilient_llm.policies._hooks import hook_failed, hook_gave
 from resilient_llm.policies._keyed import Key, key_function
-from resilient_llm.policies._options import at_least, flag, function, is_number, label, number, offers, one_of
+from resilient_llm.policies._options import (
+    at_least,
+    flag,
+    function,
+    is_number,
+    label,
+    number,
+    offers,
+    one_of,
+    synchronous,
+)
 from resilient_llm.policies._store_events import tell_store
 from resilient_llm.policies.ledger import BudgetLedger, MemoryLedger
 from resilient_llm.policies.tokens import Estimate, TokenEstimate, estimate_once
@@ -105,6 +116,7 @@ class Budget:
         number(0, 1, none=True, warn_ratio=self.warn_ratio)
         one_of(("refuse", "allow"), unpriced=self.unpriced)
         function(estimate=self.estimate)
+        synchronous(price=self.price, calendar=self.calendar)
         if not isinstance(self.price, Price | None) and (
             not callable(self.price) or isinstance(self.price, type)
         ):
@@ -296,7 +308,7 @@ def _allowance(option: str, given: Allowance) -> Callable[[Hashable], float]:
         by_key, others = given, given[_OTHERS]
         return lambda key: _or_no_cap(by_key.get(key, others))
     if callable(given):
-        function(none=False, **{option: given})
+        function(none=False, asynchronous=False, **{option: given})
         return partial(_asked, option, given)
     _check(option, given)
     return lambda _key: given
@@ -313,9 +325,9 @@ def _asked(option: str, function: Callable[[Hashable], float | None], key: Hasha
         limit = function(key)
         if limit is None or (is_number(limit) and limit >= 0):
             return _or_no_cap(limit)
-        logger.error("%s=%r gave %r: allowed are numbers from 0, and None", option, function, limit)
-    except Exception:
-        logger.exception("%s=%r failed", option, function)
+        hook_gave(option, function, limit, "numbers from 0, and None")
+    except Exception as error:  # noqa: BLE001 - whatever it is, it must not break the call
+        hook_failed(option, function, error)
     return math.inf
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, ClassVar
 from resilient_llm.context import enclosing
 from resilient_llm.errors import BulkheadFullError, ConfigurationError
 from resilient_llm.ordering import Placement
-from resilient_llm.policies._keyed import Key, Keyed, key_function
-from resilient_llm.policies._options import at_least, flag, label, seconds
+from resilient_llm.policies._keyed import Key, Keyed, key_function, one_for_all
+from resilient_llm.policies._options import at_least, flag, label, seconds, store_of
 from resilient_llm.policies._shared_slots import SharedSlotPool, observe_leases, pool_name
 from resilient_llm.policies._shares import Cost, Weights, cost_function, fair_room
 from resilient_llm.policies._slots import SlotPool
@@ -74,6 +74,7 @@ class Bulkhead:
         seconds(max_wait=self.max_wait, zero=True, infinite=True)
         flag(dry_run=self.dry_run)
         label(name=self.name)
+        store_of("leases", "leases", self.store)
         if self.shared is None:
             for option in ("max_queued_total", "weights", "cost"):
                 if getattr(self, option) is not None:
@@ -82,7 +83,7 @@ class Bulkhead:
                     )
         else:
             at_least(self.max_concurrent, shared=self.shared)
-        by_key = self.key if self.shared is None else _one_for_all
+        by_key = self.key if self.shared is None else one_for_all
         compartments = Keyed(self.name, by_key, self._make, idle=_is_idle, max_keys=self.max_keys)
         object.__setattr__(self, "_compartments", compartments)
         object.__setattr__(self, "_key", key_function(self.key))
@@ -143,14 +144,19 @@ class Bulkhead:
         """Change the number of slots of every key, or of the shared pool; those in use stay until released.
 
         From any thread; in another it takes effect as soon as the event loop comes to it. Raises
-        `ConfigurationError` for `shared` where there is no shared pool.
+        `ConfigurationError` for `shared` where there is no shared pool, or one smaller than `max_concurrent`.
         """
         if max_concurrent is not None:
             at_least(1, max_concurrent=max_concurrent)
-        if shared is not None:
-            if self.shared is None:
-                raise ConfigurationError(f"shared={shared!r}: this bulkhead was made without a shared pool")
-            at_least(1, shared=shared)
+        if shared is not None and self.shared is None:
+            raise ConfigurationError(f"shared={shared!r}: this bulkhead was made without a shared pool")
+        if self.shared is not None:
+            slots = self.shared if shared is None else shared
+            if max_concurrent is not None and max_concurrent > slots and shared is None:
+                raise ConfigurationError(
+                    f"max_concurrent={max_concurrent!r}: allowed are whole numbers up to shared={slots}"
+                )
+            at_least(max_concurrent or self.max_concurrent, shared=slots)
         if shared is not None:
             object.__setattr__(self, "shared", shared)
         if max_concurrent is not None:
@@ -214,7 +220,3 @@ def _is_idle(pool: SlotPool, now: float) -> bool:
 async def _after(asked: Awaitable[None], call: Call, call_next: CallNext) -> Reply:
     await asked
     return await call_next(call)
-
-
-def _one_for_all(_call: Call) -> Hashable:
-    return None

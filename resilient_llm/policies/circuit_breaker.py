@@ -14,8 +14,8 @@ from resilient_llm.core.circuit import Admission, Circuit, CircuitOptions, Circu
 from resilient_llm.errors import CircuitOpenError, ConfigurationError
 from resilient_llm.ordering import Placement
 from resilient_llm.outcome import Outcome, Verdict
-from resilient_llm.policies._keyed import OVERFLOW, Key, Keyed
-from resilient_llm.policies._options import at_least, flag, label, number
+from resilient_llm.policies._keyed import OVERFLOW, Key, Keyed, is_of_target
+from resilient_llm.policies._options import at_least, flag, instance_of, label, number, store_of
 from resilient_llm.policies._shared_circuits import SharedCircuit, SharedCircuits
 from resilient_llm.telemetry.names import BREAKER_NAME, BREAKER_STATE
 
@@ -53,6 +53,13 @@ _REQUIRED = (
     "half_open_max_calls",
     "success_threshold",
     "probe_timeout",
+)
+_COUNTS = (
+    "minimum_throughput",
+    "sampling_calls",
+    "consecutive_failures",
+    "half_open_max_calls",
+    "success_threshold",
 )
 _MAX_REPORTED = 100  # circuits with a gauge of their own: keys may come from users
 
@@ -109,6 +116,11 @@ class CircuitBreaker:
         at_least(1, max_keys=self.max_keys)
         flag(dry_run=self.dry_run)
         label(name=self.name)
+        for option in _COUNTS:
+            if getattr(self, option) is not None or option in _REQUIRED:
+                at_least(1, **{option: getattr(self, option)})
+        instance_of(Random, random=self.random)
+        store_of("circuits", "circuits", self.store)
         number(-math.inf, math.inf, none=True, **{option: getattr(self, option) for option in _OPTIONAL})
         number(-math.inf, math.inf, **{option: getattr(self, option) for option in _REQUIRED})
         try:
@@ -263,6 +275,10 @@ class CircuitBreaker:
     def states(self) -> Mapping[Hashable, CircuitState]:
         """Give the state of every circuit there is, by its key."""
         return {keyed.key: keyed.circuit.state for keyed in self._circuits.values()}
+
+    def keys_of(self, target: str) -> list[Hashable]:
+        """Give the keys of the circuits there are for a target."""
+        return [one.key for one in self._circuits.values() if is_of_target(self.key, one.key, target)]
 
     def isolate(self, key: Hashable) -> None:
         """Let nothing through for a key until `close`.

@@ -12,8 +12,9 @@ from resilient_llm.core.aimd import AIMDLimit, LimitAlgorithm, Sent
 from resilient_llm.errors import ConcurrencyLimitError, ConfigurationError
 from resilient_llm.ordering import Placement
 from resilient_llm.outcome import Outcome, Scope, Verdict
-from resilient_llm.policies._keyed import Key, Keyed
-from resilient_llm.policies._options import at_least, flag, label, number, seconds
+from resilient_llm.policies._hooks import hook_failed
+from resilient_llm.policies._keyed import Key, Keyed, is_of_target
+from resilient_llm.policies._options import at_least, flag, label, number, seconds, store_of, synchronous
 from resilient_llm.policies._shared_slots import SharedSlotPool, observe_leases, pool_name
 from resilient_llm.policies._shares import Weights, fair_room
 from resilient_llm.policies._slots import SlotPool
@@ -100,6 +101,8 @@ class ConcurrencyLimit:
         seconds(max_wait=self.max_wait, zero=True, infinite=True)
         flag(dry_run=self.dry_run)
         label(name=self.name)
+        store_of("leases", "leases", self.store)
+        synchronous(algorithm=self.algorithm)
         if self.algorithm is not None and not callable(self.algorithm):
             raise ConfigurationError(
                 f"algorithm={self.algorithm!r}: allowed are functions that make a LimitAlgorithm, and None"
@@ -194,14 +197,18 @@ class ConcurrencyLimit:
     def _finish(self, call: Call, limit: _KeyedLimit, tenant: Hashable, sent: Sent, outcome: Outcome) -> None:
         now, pool = call.ended, limit.pool
         dropped = outcome.verdict is not _SUCCESS
-        if not dropped or _is_drop(outcome):
-            size = limit.algorithm.on_sample(now, sent, dropped=dropped)
-            if size != pool.slots.limit or self.store is not None:
-                pool.resize(size, now)
-        if self.dry_run:
-            limit.running -= 1
-        else:
-            pool.release(now, sent.at, tenant)
+        try:
+            if not dropped or _is_drop(outcome):
+                size = limit.algorithm.on_sample(now, sent, dropped=dropped)
+                if size != pool.slots.limit or self.store is not None:
+                    pool.resize(size, now)
+        except Exception as error:  # noqa: BLE001 - the algorithm may be the application's
+            hook_failed("algorithm", limit.algorithm, error)
+        finally:
+            if self.dry_run:
+                limit.running -= 1
+            else:
+                pool.release(now, sent.at, tenant)
 
     def limit(self, key: Hashable) -> int:
         """Give the limit of a key as it is now; of one that no attempt was made for, what it would begin with."""
@@ -211,6 +218,10 @@ class ConcurrencyLimit:
     def limits(self) -> dict[Hashable, int]:
         """Give the limits there are, by their keys."""
         return {limit.key: self._size(limit) for limit in self._limits.values()}
+
+    def keys_of(self, target: str) -> list[Hashable]:
+        """Give the keys of the limits there are for a target."""
+        return [one.key for one in self._limits.values() if is_of_target(self.key, one.key, target)]
 
     def _size(self, limit: _KeyedLimit) -> int:
         """Give what its algorithm found, or with a store what all processes did together."""

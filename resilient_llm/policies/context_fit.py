@@ -6,7 +6,6 @@ whose prompt fits.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
@@ -18,9 +17,10 @@ from resilient_llm.core.json_splice import without_elements
 from resilient_llm.errors import ConfigurationError, ContextWindowError
 from resilient_llm.ordering import Placement
 from resilient_llm.policies import _conversation
+from resilient_llm.policies._hooks import hook_failed, hook_gave
 from resilient_llm.policies._known_models import refuse_unknown
-from resilient_llm.policies._options import at_least, instance_of, label, names, number
-from resilient_llm.policies.tokens import TokenEstimate, has_output, output_limit
+from resilient_llm.policies._options import at_least, instance_of, label, names, number, synchronous
+from resilient_llm.policies.tokens import TokenEstimate, forget_estimates, has_output, output_limit
 from resilient_llm.telemetry import names as telemetry_names
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from resilient_llm.message import Headers, JSONObject, Reply, Request
 
 __all__ = ["ContextFit", "OnOverflow", "Window"]
-
-logger = logging.getLogger("resilient_llm")
 
 OnOverflow: TypeAlias = Literal["trim", "move", "refuse"]
 """What becomes of a call whose prompt does not fit."""
@@ -126,6 +124,8 @@ class ContextFit:
             raise ConfigurationError(
                 f"window={self.window!r}: allowed are whole numbers from 1, mappings, routers and functions of a call"
             )
+        elif not hasattr(self.window, "context_window"):
+            synchronous(window=self.window)
 
     def check(self, policies: Sequence[object]) -> None:
         """Raise `ConfigurationError` for a larger model that the router further in does not know."""
@@ -149,12 +149,12 @@ class ContextFit:
             return windows.get(model or "")
         try:
             window = windows.context_window(model) if hasattr(windows, "context_window") else windows(call)
-        except Exception:
-            logger.exception("window=%r failed", windows)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it must not break the call
+            hook_failed("window", windows, error)
             return None
         if window is None or (isinstance(window, int) and not isinstance(window, bool) and window > 0):
             return window
-        logger.error("window=%r gave %r: allowed are whole numbers from 1, and None", windows, window)
+        hook_gave("window", windows, window, "whole numbers from 1, and None")
         return None
 
     async def _fit(self, call: Call, body: JSONObject, window: int) -> None:
@@ -199,7 +199,7 @@ class ContextFit:
         except ValueError:
             return False
         call.request = _with_body(call.request, body)
-        call.tokens = None  # was estimated of what it was before
+        forget_estimates(call)
         call.telemetry.event(
             call,
             telemetry_names.CONTEXT_TRIMMED,

@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from resilient_llm.call import Call, CallNext
     from resilient_llm.message import Reply
 
-__all__ = ["Deadline", "exceeded"]
+__all__ = ["Deadline", "exceeded", "read_seconds"]
 
-_NUMBER = re.compile(rb"[0-9]{1,9}(\.[0-9]{1,9})?")
+_NUMBER = re.compile(rb"([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
+_LONGEST = 64  # bytes of a number that is read
 
 
 @dataclass(frozen=True, kw_only=False, eq=False)
@@ -92,6 +93,13 @@ def exceeded(call: Call) -> DeadlineExceededError:
 
 def _asked_for(call: Call, header: str) -> float:
     value = call.request.header(header.lower().encode("latin-1"))
-    if value is None or _NUMBER.fullmatch(value.strip()) is None:
-        return math.inf
+    asked = None if value is None else read_seconds(value)
+    return math.inf if asked is None else asked
+
+
+def read_seconds(value: bytes) -> float | None:
+    """Read the seconds in a header as any language writes a number, `.3` and `3e-1` too; `None` for anything else."""
+    value = value.strip()
+    if len(value) > _LONGEST or _NUMBER.fullmatch(value) is None:
+        return None
     return float(value)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from resilient_llm._loop import LoopBound
 from resilient_llm.core.quota import LimitLevel, Reservation
@@ -23,7 +23,16 @@ from resilient_llm.errors import (
 from resilient_llm.ordering import Door, Placement
 from resilient_llm.outcome import Outcome, Verdict
 from resilient_llm.policies._keyed import Key
-from resilient_llm.policies._options import at_least, seconds
+from resilient_llm.policies._options import (
+    at_least,
+    flag,
+    function,
+    instance_of,
+    label,
+    one_of,
+    seconds,
+    store_of,
+)
 from resilient_llm.policies._quotas import QuotaSet
 from resilient_llm.policies._rate_waiters import RateWaiters
 from resilient_llm.policies._settlement import never_sent, tokens_used
@@ -96,14 +105,18 @@ class RateLimit:
     _loop: LoopBound = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        flag(dry_run=self.dry_run)
+        label(name=self.name)
+        function(none=True, cost=self.cost)
+        function(estimate=self.estimate)
+        store_of("rates", "rate limits", self.store)
         at_least(1, max_keys=self.max_keys)
         at_least(0, max_queued=self.max_queued)
         if self.max_queued_total is not None:
             at_least(0, max_queued_total=self.max_queued_total)
         seconds(max_wait=self.max_wait, zero=True, infinite=True)
         seconds(ageing=self.ageing, zero=True)
-        if self.oversize not in ("refuse", "borrow"):
-            raise ConfigurationError(f"oversize={self.oversize!r}: allowed are 'refuse' and 'borrow'")
+        one_of(("refuse", "borrow"), oversize=self.oversize)
         limits = self._all_limits()
         bucket = TokenBucket if self.store is None else BucketView
         quotas = QuotaSet(limits, max_keys=self.max_keys, name=self.name, bucket=bucket)
@@ -131,25 +144,19 @@ class RateLimit:
         object.__setattr__(self, "_loop", LoopBound(self.name, self._forget))
 
     def _all_limits(self) -> Sequence[Limit]:
-        single = (self.requests_per_minute, self.tokens_per_minute, self.burst)
-        if not self.limits:
-            requests, tokens, burst = single
-            return [
-                Limit(
-                    key=self.key,
-                    requests_per_minute=requests,
-                    tokens_per_minute=tokens,
-                    burst=burst,
-                    window=self.window,
-                    learn=self.learn,
-                )
-            ]
-        if any(rate is not None for rate in single):
+        limits = self.limits
+        if isinstance(limits, str | bytes) or not isinstance(limits, Sequence):
+            raise ConfigurationError(f"limits={limits!r}: allowed are lists of Limit objects")
+        for index, limit in enumerate(limits):
+            instance_of(Limit, none=False, **{f"limits[{index}]": limit})
+        single = {option: getattr(self, option) for option in _OF_A_LIMIT}
+        if not limits:
+            return [Limit(**single)]
+        if given := [f"{option}=" for option, value in single.items() if value != _OF_A_LIMIT[option]]:
             raise ConfigurationError(
-                "limits= and requests_per_minute=, tokens_per_minute= or burst= exclude each other: "
-                "give each scope a Limit of its own"
+                f"limits= and {', '.join(given)} exclude each other: give each scope a Limit of its own, with these"
             )
-        return self.limits
+        return limits
 
     @property
     def _max_queued_total(self) -> int:
@@ -326,3 +333,11 @@ class RateLimit:
 
 def _one(_call: Call) -> float:
     return 1.0
+
+
+_OF_A_LIMIT: Mapping[str, Any] = {
+    option.name: option.default
+    for option in fields(RateLimit)
+    if option.name in {"requests_per_minute", "tokens_per_minute", "burst", "key", "window", "learn"}
+}
+"""The options that stand for those of a single `Limit`, and what they are where nothing is given."""

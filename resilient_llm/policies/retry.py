@@ -18,11 +18,13 @@ from resilient_llm.message import header
 from resilient_llm.ordering import Placement
 from resilient_llm.outcome import Outcome
 from resilient_llm.policies._keyed import Keyed
-from resilient_llm.policies._options import at_least, flag, label, number, seconds
+from resilient_llm.policies._options import at_least, flag, instance_of, label, number, seconds
 from resilient_llm.policies.deadline import Deadline
+from resilient_llm.source import abandon
 
 if TYPE_CHECKING:
-    from resilient_llm.call import Call, CallNext, Route
+    from resilient_llm.alternatives import Route
+    from resilient_llm.call import Call, CallNext
     from resilient_llm.message import Reply
 
 __all__ = ["Retry"]
@@ -79,6 +81,7 @@ class Retry:
         number(0, sys.float_info.max, budget_min_per_second=self.budget_min_per_second)
         flag(retry_ambiguous=self.retry_ambiguous, idempotency_key=self.idempotency_key)
         label(name=self.name)
+        instance_of(Random, random=self.random)
         if not isinstance(self.backoff, Backoff):
             raise ConfigurationError(f"backoff={self.backoff!r}: allowed is a Backoff")
         budgets = Keyed(
@@ -132,7 +135,7 @@ class Retry:
                         raise said or failure  # noqa: B904 - its cause is the transport's own exception, and stays
                 except AttemptError as error:
                     if failure is not None and failure.reply is not None:
-                        await failure.reply.stream.aclose()
+                        await abandon(failure.reply.stream, None)
                     failure = error
                     # Of a prompt that is too long the caller can do something about, whatever fails after it elsewhere.
                     said = said or (error if error.outcome.context_exceeded else None)
@@ -145,7 +148,7 @@ class Retry:
         if wait is None:
             return False
         if failure.reply is not None and not failure.reply.buffered:
-            await failure.reply.stream.aclose()
+            await abandon(failure.reply.stream, None)
             failure.reply = None
         if wait is not _AT_ONCE:
             await self._back_off(call, wait, budget)

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeAlias, cast, get_args, runtime_checkable
 
-from resilient_llm.call import Streaming
+from resilient_llm.attempt_options import Streaming
 from resilient_llm.errors import ConfigurationError
 from resilient_llm.ordering import Placement
-from resilient_llm.policies._options import at_least, flag, label
+from resilient_llm.policies._hooks import hook_failed
+from resilient_llm.policies._options import at_least, flag, function, label
 
 if TYPE_CHECKING:
     from resilient_llm.call import Call, CallNext
     from resilient_llm.message import JSONObject, Reply
 
 __all__ = ["Prefill", "Resume", "Stream"]
-
-logger = logging.getLogger("resilient_llm")
 
 Resume: TypeAlias = Literal["error", "continue", "buffer"]
 """What to do about a stream that breaks after the caller has seen some of it, or so that it never does."""
@@ -95,6 +93,7 @@ class Stream:
         if isinstance(prefill, str):
             raise ConfigurationError(f"prefill={prefill!r}: a collection of models is wanted, not one string")
         if callable(prefill):
+            function(prefill=prefill)
             return
         if not isinstance(prefill, Collection) or not all(isinstance(model, str) for model in prefill):
             raise ConfigurationError(
@@ -148,8 +147,8 @@ class Stream:
             return {} if call.model in self.prefill else None
         try:
             declared = self.prefill(call)
-        except Exception:
-            logger.exception("prefill of %r failed; the call's stream is not gone on with", self.name)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it must not break the call
+            hook_failed("prefill", self.prefill, error, instead="the call's stream is not gone on with")
             return None
         if isinstance(declared, Mapping):
             return declared

@@ -5,7 +5,6 @@ Reads a request's JSON whatever its dialect. What is done with the number must n
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, TypeAlias
 
 from resilient_llm.errors import ConfigurationError
+from resilient_llm.policies._hooks import hook_failed, hook_gave
 from resilient_llm.policies._options import at_least, label, number
 
 if TYPE_CHECKING:
@@ -25,12 +25,11 @@ __all__ = [
     "TokenEstimate",
     "amount",
     "estimate_once",
+    "forget_estimates",
     "has_output",
     "output_limit",
     "prompt_tokens",
 ]
-
-logger = logging.getLogger("resilient_llm")
 
 Estimate: TypeAlias = Callable[["Call"], float]
 """Say how many tokens a call will use."""
@@ -168,12 +167,30 @@ _DEFAULT = TokenEstimate()
 def estimate_once(call: Call, estimate: Estimate) -> float:
     """Give the estimate for a call, made when first asked for and kept for its later attempts."""
     tokens = call.tokens
-    if tokens is None:
-        tokens = call.tokens = amount("estimate", estimate, call, _DEFAULT)
-        parent = call.parent
-        if parent is not None and parent.request is call.request:
-            parent.tokens = tokens
+    return tokens if tokens is not None and call.estimated_by is estimate else _estimated(call, estimate)
+
+
+def _estimated(call: Call, estimate: Estimate) -> float:
+    parent = call.parent
+    owners = (call,) if parent is None or parent.request is not call.request else (call, parent)
+    for owner in owners:
+        for other, tokens in ((owner.estimated_by, owner.tokens), *owner.other_estimates):
+            if tokens is not None and (
+                other is estimate or (other == estimate and type(other) is TokenEstimate)
+            ):
+                return tokens
+    tokens = amount("estimate", estimate, call, _DEFAULT)
+    for owner in owners:
+        if owner.tokens is None:
+            owner.tokens, owner.estimated_by = tokens, estimate
+        else:  # of another policy: each goes by its own
+            owner.other_estimates = (*owner.other_estimates, (estimate, tokens))
     return tokens
+
+
+def forget_estimates(call: Call) -> None:
+    """Have a call, whose prompt has been changed, estimated anew."""
+    call.tokens, call.estimated_by, call.other_estimates = None, None, ()
 
 
 def prompt_tokens(call: Call, estimate: Estimate) -> float:
@@ -194,9 +211,9 @@ def amount(option: str, ask: Estimate, call: Call, otherwise: Estimate) -> float
             return number
         if MOST_TOKENS < number < math.inf:
             return MOST_TOKENS
-        logger.error("%s=%r gave %r: allowed are finite numbers from 0", option, ask, number)
-    except Exception:
-        logger.exception("%s=%r failed", option, ask)
+        hook_gave(option, ask, number, "finite numbers from 0")
+    except Exception as error:  # noqa: BLE001 - whatever it is, it must not break the call
+        hook_failed(option, ask, error)
     return otherwise(call)
 
 

@@ -23,6 +23,7 @@ from resilient_llm.policies import (
     Retry,
 )
 from resilient_llm.policies._keyed import Key
+from resilient_llm.policies._options import flag, instance_of, label
 from resilient_llm.pricing import Price
 from resilient_llm.target import Target
 
@@ -76,6 +77,26 @@ class Preset:
     paced: bool = False
     note: str = ""
     sources: Sequence[Source] = ()
+
+    def __post_init__(self) -> None:
+        label(name=self.name)
+        for option in ("provider", "dialect", "url", "openai_url"):
+            if getattr(self, option) is not None:
+                label(**{option: getattr(self, option)})
+        instance_of(CircuitBreaker, circuit=self.circuit)
+        instance_of(Retry, retries=self.retries)
+        instance_of(ConcurrencyLimit, concurrency=self.concurrency)
+        flag(paced=self.paced)
+        instance_of(str, note=self.note)
+        if isinstance(self.sources, str) or not isinstance(self.sources, Sequence):
+            raise ConfigurationError(f"sources={self.sources!r}: allowed are lists of Source objects")
+        for index, source in enumerate(self.sources):
+            instance_of(Source, none=False, **{f"sources[{index}]": source})
+        instance_of(Mapping, tiers=self.tiers)
+        for tier, models in self.tiers.items():
+            instance_of(Mapping, none=False, **{f"tiers[{tier!r}]": models})
+            for model, limit in models.items():
+                instance_of(Limit, none=False, **{f"tiers[{tier!r}][{model!r}]": limit})
 
     def circuit_breaker(self, **overrides: object) -> CircuitBreaker:
         """Make a `CircuitBreaker`, one circuit for each model of the provider."""
@@ -152,6 +173,8 @@ class Preset:
         `deadline` is in seconds, by default as many as the OpenAI and Anthropic SDKs wait for one reply; a shorter
         one is inherited from the request a call is made for. There is a `RateLimit` only with `tier` or `rate_limit`.
         """
+        instance_of(Retry, none=True, retry=retry)
+        _check_kinds(rate_limit, concurrency_limit, circuit_breaker)
         if rate_limit is None and not (tier is None and model is None):
             rate_limit = self.rate_limit(tier=tier, model=model)
         elif not (tier is None and model is None):
@@ -192,6 +215,8 @@ class Preset:
         limits of `model` in it, and an `AttemptTimeout` only if given. Its name is that of preset and model. All
         else is as for `Target`. Raises `ConfigurationError` for options that cannot be.
         """
+        _check_kinds(rate_limit, concurrency_limit, circuit_breaker)
+        instance_of(AttemptTimeout, none=True, attempt_timeout=attempt_timeout)
         if url is None:
             url = self.openai_url if dialect == "openai" and self.openai_url else self.url
         if url is None:
@@ -226,6 +251,12 @@ class Preset:
         )
 
 
+def _check_kinds(rate_limit: object, concurrency_limit: object, circuit_breaker: object) -> None:
+    instance_of(RateLimit, none=True, rate_limit=rate_limit)
+    instance_of(ConcurrencyLimit, none=True, concurrency_limit=concurrency_limit)
+    instance_of(CircuitBreaker, none=True, circuit_breaker=circuit_breaker)
+
+
 def copy(pattern: Pattern, overrides: Mapping[str, object]) -> Pattern:
     """Make another of a policy, with state of its own."""
     return replace(pattern, **overrides)
@@ -235,7 +266,7 @@ def named(things: Mapping[str, Named], kind: str, name: str) -> Named:
     """Give the thing of a name; raise `ConfigurationError` with the names there are when there is none."""
     try:
         return things[name]
-    except KeyError:
+    except (KeyError, TypeError):  # the latter for what can be no key at all
         known = _listed(things) if things else "none published"
         raise ConfigurationError(f"{name!r} is no {kind}: {known}") from None
 

@@ -12,10 +12,13 @@ from enum import Enum
 from resilient_llm.message import JSONObject
 from resilient_llm.outcome import Usage
 
-__all__ = ["CHARACTERS_PER_TOKEN", "Answer", "EventKind", "count", "objects", "written"]
+__all__ = ["CHARACTERS_PER_TOKEN", "MOST", "Answer", "EventKind", "count", "objects", "written"]
 
 CHARACTERS_PER_TOKEN = 4
 """The rule of thumb for estimates: about right for English, too many characters for Chinese or code."""
+
+MOST = 1_000_000_000
+"""More than any one reply can have used; what says more counts nothing, and nobody must have to pay for it."""
 
 _UNKNOWN = (None, None, None, None)
 
@@ -183,11 +186,11 @@ def objects(value: object) -> list[JSONObject]:
 
 
 def count(holder: object, name: str) -> int | None:
-    """Give the whole number, at least 0, that a JSON object has under a name, or `None`."""
+    """Give the whole number from 0 to `MOST` that a JSON object has under a name, or `None`."""
     if not isinstance(holder, dict):
         return None
     number = holder.get(name)
-    return number if type(number) is int and number >= 0 else None  # a bool is none
+    return number if type(number) is int and 0 <= number <= MOST else None  # a bool is none
 
 
 def written(value: object) -> str:

@@ -6,10 +6,10 @@ import json
 from typing import ClassVar
 
 from resilient_llm._kept import LONGEST_MODEL
-from resilient_llm.call import Profile
 from resilient_llm.core import sse
 from resilient_llm.location import locate
 from resilient_llm.message import JSONObject, Request
+from resilient_llm.profile import Profile
 from resilient_llm.providers.answer import Answer, EventKind, count, objects, written
 from resilient_llm.providers.base import BaseDialect, kept_profile, text
 

@@ -12,14 +12,14 @@ from abc import ABC, abstractmethod
 from functools import lru_cache
 from typing import ClassVar, Literal, Protocol, TypeAlias
 
-from resilient_llm.call import Profile
 from resilient_llm.core import sse
 from resilient_llm.core.hints import retry_hint, should_retry
 from resilient_llm.location import locate
 from resilient_llm.message import Headers, JSONObject, Request
 from resilient_llm.outcome import SUCCESS, Outcome, Scope, Verdict
+from resilient_llm.profile import Profile
 from resilient_llm.providers.answer import Answer, EventKind
-from resilient_llm.providers.codes import find_code, find_phrase
+from resilient_llm.providers.codes import CODES, find_code, find_phrase
 from resilient_llm.providers.meaning import FAULT, OVERLOADED, Meaning, meaning_of_status, outcome_unknown
 from resilient_llm.providers.problem import Problem, parse, read_problem, reports_error
 
@@ -32,9 +32,12 @@ Framing: TypeAlias = Literal["events", "array", "unknown"]
 IDEMPOTENT_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
 
 _FIRST_ERROR = 400
-_IDENTIFIER = re.compile(r"[A-Za-z][A-Za-z0-9]*(?:[._-][A-Za-z0-9]+)*")
-_MAX_IDENTIFIER = 48
-_MAX_DIGITS = 4
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9]*(?:[._-][A-Za-z0-9]+)*")
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+_MAX_NAME = 48
+_MAX_WORD = 15
+_MEAN_WORD = 3
+_MAX_DIGITS = 3
 
 
 @lru_cache(maxsize=1024)
@@ -224,15 +227,23 @@ def _meaning(status: int, problem: Problem) -> tuple[Meaning, str]:
         if phrase is not None:
             return phrase.meaning, phrase.error_type
         meaning = meaning_of_status(status)
-    narrowest = next((name for name in names if _is_identifier(name)), str(status))
+    narrowest = next((name for name in names if _is_name(name)), str(status))
     return meaning, meaning.error_type or narrowest
 
 
-def _is_identifier(name: str) -> bool:
-    """Tell a name from prose and from an id, of which there would be too many for telemetry."""
-    if len(name) > _MAX_IDENTIFIER or not _IDENTIFIER.fullmatch(name):
+def _is_name(text: str) -> bool:
+    """Tell a name, which may stand in logs, spans and labels, from prose, an id, and a key that was sent.
+
+    One is known, or made of words: random letters and digits make none, or such as are too short or go on for too long.
+    """
+    if len(text) > _MAX_NAME or not _NAME.fullmatch(text):
         return False
-    return sum(map(str.isdigit, name)) <= _MAX_DIGITS
+    if text.lower() in CODES:
+        return True
+    words = _WORD.findall(text)
+    if sum(map(str.isdigit, text)) > _MAX_DIGITS or max(map(len, words)) > _MAX_WORD:
+        return False
+    return len(words) * _MEAN_WORD <= len(text) and all(len(word) > 1 or word.isdigit() for word in words)
 
 
 def stored(body: JSONObject) -> bool:

@@ -6,9 +6,9 @@ import json
 from typing import ClassVar
 from urllib.parse import unquote
 
-from resilient_llm.call import Profile
 from resilient_llm.location import locate
 from resilient_llm.message import JSONObject, Request
+from resilient_llm.profile import Profile
 from resilient_llm.providers.answer import Answer, EventKind, count, objects
 from resilient_llm.providers.base import BaseDialect
 from resilient_llm.providers.unknown import UNKNOWN

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import zlib
 from collections.abc import Callable, Mapping
+from enum import Enum
 from functools import lru_cache
 from importlib import import_module
 from types import ModuleType
@@ -50,13 +51,16 @@ class ContentDecoder:
 
     `max_size` bounds what one read may become. `blind` is set, for good, when the stream cannot be read, for
     any reason that makes `decode_body` give `None` or because a read became too large; `false` is set besides
-    when the bytes are not what the headers say, which nobody else could read either.
+    when the bytes are not what the headers say, which nobody else could read either. With `strict` they are not
+    where something comes after the end of an encoding, either.
     """
 
-    __slots__ = ("_max_size", "_steps", "blind", "false")
+    __slots__ = ("_fed", "_max_size", "_steps", "_strict", "blind", "false")
 
-    def __init__(self, headers: Headers, *, max_size: int = MAX_DECODED_READ) -> None:
+    def __init__(self, headers: Headers, *, max_size: int = MAX_DECODED_READ, strict: bool = False) -> None:
         self._max_size = max_size
+        self._strict = strict
+        self._fed = False
         self._steps: list[_Step] = []
         self.blind = False
         self.false = False
@@ -70,23 +74,48 @@ class ContentDecoder:
         """Tell whether there is nothing to undo."""
         return not self._steps and not self.blind
 
+    @property
+    def cut(self) -> bool:
+        """Tell whether what has come is no whole body, as far as its encodings can tell; nothing at all is whole."""
+        return self._fed and not self.blind and any(step.state is _State.WITHIN for step in self._steps)
+
     def feed(self, data: bytes) -> bytes:
         """Give what the next bytes decode to, as far as that is known by now; nothing once `blind`."""
         if self.blind:
             return b""
+        self._fed = self._fed or bool(data)
         try:
             for step in self._steps:
                 data = step.decode(data, self._max_size + 1)
                 if len(data) > self._max_size:
                     self.blind = True
                     break
+                if self._strict and step.state is _State.BEYOND:
+                    self.blind = self.false = True
+                    break
         except Exception:  # noqa: BLE001 - as in decode_body
             self.blind = self.false = True
         return b"" if self.blind else data
 
 
+class _State(Enum):
+    """Say where in an encoding what has come ends."""
+
+    WITHIN = "within"
+    """Before its end: more has to come."""
+    END = "end"
+    """At its end, or nobody can tell."""
+    BEYOND = "beyond"
+    """After it, with something that is no part of it."""
+
+
 class _Step(Protocol):
     """Undo one encoding."""
+
+    @property
+    def state(self) -> _State:
+        """Tell where what has come ends, if nothing of it was more than was asked for."""
+        ...
 
     def decode(self, data: bytes, max_size: int) -> bytes:
         """Give what `data` decodes to; at most `max_size` bytes of it, after which nothing is right any more."""
@@ -97,6 +126,12 @@ class _Gzip:
     def __init__(self) -> None:
         self._member: zlib._Decompress | None = zlib.decompressobj(zlib.MAX_WBITS | 16)
         self._padding = False
+
+    @property
+    def state(self) -> _State:
+        if self._padding:
+            return _State.BEYOND
+        return _State.END if self._member is None else _State.WITHIN
 
     def decode(self, data: bytes, max_size: int) -> bytes:
         decoded = b""
@@ -116,9 +151,17 @@ class _Deflate:
     def __init__(self) -> None:
         self._decompressor = zlib.decompressobj()
         self._head: bytes | None = b""
+        self._padding = False
+
+    @property
+    def state(self) -> _State:
+        if self._padding or self._decompressor.unused_data:
+            return _State.BEYOND
+        return _State.END if self._decompressor.eof else _State.WITHIN
 
     def decode(self, data: bytes, max_size: int) -> bytes:
         if self._decompressor.eof:
+            self._padding = self._padding or bool(data)
             return b""
         if self._head is None:
             return self._decompressor.decompress(data, max_size)
@@ -138,6 +181,10 @@ class _Brotli:
     def __init__(self) -> None:
         self._decompressor = _library("brotli", "brotlicffi").Decompressor()
 
+    @property
+    def state(self) -> _State:  # what comes after the end is an error of its own
+        return _State.END if self._decompressor.is_finished() else _State.WITHIN
+
     def decode(self, data: bytes, max_size: int) -> bytes:
         decoded = b""
         # It gives about as much as it is asked for, and keeps the rest to itself.
@@ -153,6 +200,10 @@ class _StandardZstd:
     def __init__(self, library: ModuleType) -> None:
         self._library = library
         self._frame = library.ZstdDecompressor()
+
+    @property
+    def state(self) -> _State:  # what comes after a frame is another one, or an error
+        return _State.END if self._frame.eof else _State.WITHIN
 
     def decode(self, data: bytes, max_size: int) -> bytes:
         decoded = b""
@@ -170,6 +221,10 @@ class _Zstandard:
         self._max_size = 0
         # Its other ways to decode read by read have no limit at all.
         self._writer = library.ZstdDecompressor().stream_writer(self, closefd=False)
+
+    @property
+    def state(self) -> _State:  # it does not tell
+        return _State.END
 
     def decode(self, data: bytes, max_size: int) -> bytes:
         self._decoded.clear()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import ClassVar, NamedTuple
 
-from resilient_llm.call import Profile
 from resilient_llm.location import locate
 from resilient_llm.message import JSONObject, Request
+from resilient_llm.profile import Profile
 from resilient_llm.providers.answer import Answer, EventKind, count, objects, written
 from resilient_llm.providers.base import BaseDialect, Framing, stored, text
 

@@ -12,10 +12,10 @@ from functools import lru_cache
 from typing import ClassVar, NamedTuple
 
 from resilient_llm._kept import LONGEST_MODEL, LONGEST_URL
-from resilient_llm.call import Profile
 from resilient_llm.core import sse
 from resilient_llm.location import locate
 from resilient_llm.message import JSONObject, Request
+from resilient_llm.profile import Profile
 from resilient_llm.providers import openai_answers
 from resilient_llm.providers.answer import Answer, EventKind
 from resilient_llm.providers.base import BaseDialect, kept_profile, stored, text

@@ -18,7 +18,7 @@ from resilient_llm.core.slo import SLO
 from resilient_llm.errors import ConfigurationError
 from resilient_llm.ordering import Placement
 from resilient_llm.outcome import Outcome, Scope, Verdict
-from resilient_llm.policies._keyed import Key, key_function
+from resilient_llm.policies._keyed import OVERFLOW, Key, key_function
 from resilient_llm.policies._known_models import refuse_unknown
 from resilient_llm.policies._options import at_least, flag, function, instance_of, label, seconds
 from resilient_llm.routing.canary_change import CanaryChange
@@ -168,7 +168,7 @@ class Canary:
 
     def _place(self, call: Call) -> float:
         key = self._key(call)
-        return self.random.random() if key is None else place_of(key, self._salt)
+        return self.random.random() if key is None or key is OVERFLOW else place_of(key, self._salt)
 
     def _record(self, call: Call, rollout: Rollout, drawn: Drawn, since: float, outcome: Outcome) -> None:
         result = _result(call, outcome)

@@ -93,7 +93,7 @@ class ModelClassifier:
     _loop: LoopBound = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        function(complete=self.complete)
+        function(asynchronous=True, complete=self.complete)
         label(model=self.model, name=self.name)
         seconds(timeout=self.timeout, pause=self.pause)
         seconds(ttl=self.ttl, zero=True)

@@ -222,9 +222,11 @@ class Deployment:
             return 0.0
         asked, call.target = call.target, self.target  # circuits go by it
         longest = 0.0
-        for circuit in circuits:
-            longest = max(longest, circuit.reopens_in(call))
-        call.target = asked
+        try:
+            for circuit in circuits:
+                longest = max(longest, circuit.reopens_in(call))
+        finally:
+            call.target = asked
         return longest
 
     def take(self, call: Call, now: float, failed: Failed) -> None:

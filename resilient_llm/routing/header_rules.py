@@ -110,7 +110,7 @@ class HeaderRules:
         return fate
 
     def _fate(self, name: bytes) -> _Fate:
-        if name == b"host":
+        if name == b"host" and name not in self._replaced:
             return "kept" if self._host is None else "host"
         if self._resized and name == b"content-length":
             return "size"

@@ -194,11 +194,7 @@ def _of(deployment: Deployment, model: str, shared: Sequence[CircuitBreaker], no
 
 def circuits_of(breaker: CircuitBreaker, name: str) -> dict[Hashable, CircuitState]:
     """Give the circuits that a breaker has for a target, by their keys."""
-    return {
-        key: state
-        for key, state in breaker.states().items()
-        if key == name or (isinstance(key, tuple) and name in key)
-    }
+    return {key: breaker.state(key) for key in breaker.keys_of(name)}
 
 
 def _limit(target: Target) -> int | None:
@@ -206,8 +202,7 @@ def _limit(target: Target) -> int | None:
         limit
         for policy in target.policies
         if isinstance(policy, ConcurrencyLimit)
-        for key, limit in policy.limits().items()
-        if key == target.name or (isinstance(key, tuple) and target.name in key)
+        for limit in map(policy.limit, policy.keys_of(target.name))
     ]
     return min(limits, default=None)
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from resilient_llm.call import Again
+from resilient_llm.alternatives import Again
 from resilient_llm.errors import NoTargetError
 from resilient_llm.outcome import Verdict
 from resilient_llm.routing.refusal import Passed

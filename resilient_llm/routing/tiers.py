@@ -115,7 +115,7 @@ class TierRouter:
             self._check_tiers(model, tiers)
         instance_of(Complexity, complexity=self.complexity)
         instance_of(TokenEstimate, estimate=self.estimate)
-        function(none=True, classifier=self.classifier)
+        function(none=True, asynchronous=True, classifier=self.classifier)
         prefers = self.prefer if isinstance(self.prefer, Mapping) else dict.fromkeys(self.models, self.prefer)
         for model, prefer in prefers.items():
             if model not in self.models or not isinstance(prefer, str) or prefer not in _SHIFTS:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from resilient_llm.call import Call
+    from resilient_llm.sidecar.rejection import Rejection
 
 __all__ = ["Entry", "JSONFormatter"]
 
@@ -64,6 +65,11 @@ class Entry:
     def refused(self, status: int, code: str) -> None:
         """Note that it was refused here, or with a status of 5xx that nothing better could be had."""
         self._status, self._code, self._refused = status, code, status < 500
+
+    def turned_away(self, rejection: Rejection) -> None:
+        """Note that the client did not leave by itself."""
+        self.left = False
+        self.refused(rejection.status, rejection.code)
 
     def replied(self, status: int, headers: Mapping[bytes, bytes]) -> None:
         """Note the reply that it got."""

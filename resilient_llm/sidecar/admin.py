@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from starlette.types import Receive, Scope, Send
 
 from resilient_llm.message import Headers, header
-from resilient_llm.sidecar.auth import MIN_KEY, keys_in, same_secret
+from resilient_llm.sidecar import formats
+from resilient_llm.sidecar.auth import keys_in, same_secret
 from resilient_llm.sidecar.desk import JSON, TEXT, Answer, Desk
 from resilient_llm.sidecar.headers import first_of
 from resilient_llm.sidecar.inbound import ClientGoneError, read_body
@@ -115,12 +116,12 @@ def _is_from_here(headers: Headers) -> bool:
 
 
 def admin_token(variable: str | None, environ: Mapping[str, str] = os.environ) -> str | None:
-    """Give the token that an environment variable has. Raises `ConfigError` when it is not set, or short."""
+    """Give the token that an environment variable has. Raises `ConfigError` when it is not set, or none to be shown."""
     if variable is None:
         return None
     token = environ.get(variable, "").strip()
-    if len(token) < MIN_KEY:
-        why = f"has a token of less than {MIN_KEY} characters" if token else "is not set"
+    why = formats.fault_of_key(token, "token")
+    if why is not None:
         raise ConfigError([Problem(("admin", "token_env"), f"the environment variable {variable} {why}")])
     return token
 

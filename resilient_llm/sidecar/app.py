@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from resilient_llm.sidecar.access_log import Entry
 from resilient_llm.sidecar.build import Setup, build
+from resilient_llm.sidecar.departure import connection_of
 from resilient_llm.sidecar.exchange import CutShortError, Exchange
 from resilient_llm.sidecar.headers import first_of
 from resilient_llm.sidecar.inbound import ClientGoneError
@@ -77,14 +78,14 @@ class Sidecar:
             await self._attend(scope, receive, send)
             return
         setup = self.setup
-        setup.running += 1
         first = first_of(scope["headers"])
         loop = setup.door.pipeline.loop()
         entry = Entry(scope["method"], first, loop.time)
         exchange = Exchange(setup, loop, scope, receive, send, entry, first)
+        setup.running += 1
         try:
             await exchange.answer()
-        except (ClientGoneError, OSError):
+        except ClientGoneError:
             entry.left = True
         except CutShortError:
             entry.failed("cut_short")
@@ -95,21 +96,30 @@ class Sidecar:
                 with anyio.CancelScope(shield=True, deadline=anyio.current_time() + _LAST_WORD):
                     await self._refuse(entry, scope, send, _SHUTTING_DOWN)
             raise
-        except Exception:
+        except Exception as error:
+            if exchange.has_begun and isinstance(
+                error, OSError
+            ):  # so servers say that a client takes nothing any more
+                entry.left = True
+                return
             logger.exception("request %s met a defect", entry.request_id)
             entry.failed("internal_error")
             if exchange.has_begun:
                 raise
             await self._refuse(entry, scope, send, _BROKEN)
         finally:
-            self._note(setup, entry)
+            self._note(setup, entry, scope)
             if setup.retired and not setup.running:
                 with anyio.CancelScope(shield=True):
                     await self._dispose()
 
-    def _note(self, setup: Setup, entry: Entry) -> None:
+    def _note(self, setup: Setup, entry: Entry, scope: Scope) -> None:
         """Note that a request is over."""
         setup.running -= 1
+        if entry.left:
+            connection = connection_of(scope)
+            if connection is not None and connection.rejection is not None:
+                entry.turned_away(connection.rejection)
         if self.recent is not None:
             self.recent.add(entry)
         if setup.config.server.access_log:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ from resilient_llm._kept import LONGEST_MODEL
 from resilient_llm.context import Ambient
 from resilient_llm.core.json_member import with_member
 from resilient_llm.message import Request
+from resilient_llm.policies.deadline import read_seconds
 from resilient_llm.providers import dialect_for
 from resilient_llm.sidecar.auth import MIN_KEY, keys_in
 from resilient_llm.sidecar.headers import for_provider
@@ -51,8 +53,11 @@ ROUTES = frozenset(
 _MODELS = "/v1/models"
 _METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
 _HOST = b"sidecar.invalid"
+_MASK = b"***"
 _ORIGIN = f"http://{_HOST.decode()}"
 """Where requests would go without a target: nowhere, so that none of them keeps the client's credentials."""
+_SEGMENT = re.compile(rb"[^/]{%d,}" % MIN_KEY)
+_NAMING = frozenset({"model", "models"})
 _OF_THE_BYTES = frozenset({b"content-digest", b"content-length", b"content-md5", b"digest"})
 
 
@@ -72,13 +77,14 @@ class Asked:
         self._method: str = scope["method"]
         self._browser = browser
         self._raw: bytes = scope.get("raw_path") or scope["path"].encode("latin-1", "replace")
-        self.shown: str = self._raw.decode("ascii", "replace")
+        self._path: str = self._raw.decode("ascii", "replace")
+        self.shown: str = self._path if self._path in ROUTES else self._without_keys()
         """The path, for the log."""
         self.tenant_name: str | None = None
 
     def path(self) -> str:
         """Give the path."""
-        path = self.shown
+        path = self._path
         if path not in ROUTES:
             path = safe_path(self._raw)
         if self._method not in _METHODS:
@@ -105,6 +111,8 @@ class Asked:
             if self._method != "POST":
                 raise _by("POST, OPTIONS", "Ask here by POST.")
             return self._setup.door, None
+        if self.shown != self._path:
+            raise RefusedError(400, "invalid_path", "The path of the request has an API key in it.")
         if is_list(path):
             return self._setup.door, None
         name = path[1:].partition("/")[0]
@@ -112,6 +120,15 @@ class Asked:
         if door is None or not (tenant is None or tenant.may_pass_through):
             raise RefusedError(404, "not_found", "There is nothing here.")
         return door, name
+
+    def listed(self, tenant: Tenant | None) -> list[str] | None:
+        """Give the models that are listed for whoever asks; `None` where that is the provider's to say."""
+        if self._method not in ("GET", "HEAD"):
+            raise _by("GET, HEAD, OPTIONS", "Ask here by GET.")
+        names = self._setup.models
+        if tenant is None or tenant.models is None:
+            return names or None
+        return [name for name in names or tenant.models if name in tenant.models]
 
     def request(self, path: str, body: bytes, target: str | None) -> Request:
         """Make the request that goes on; what its path begins with is the target, where that is named."""
@@ -141,29 +158,50 @@ class Asked:
         if not isinstance(model, str) or not model:
             why = "The body has to be a JSON object with a model, a string."
             raise RefusedError(400, "invalid_request_error", why)
-        _check_name(model)
-        if model not in self._setup.config.models and any(key in model.encode() for key in self._long_keys()):
-            # A slip of the client's that would put its key into the log, and tell it to the provider.
-            raise RefusedError(400, "invalid_request_error", "The model's name has an API key in it.")
+        self._check_name(model)
         return model
 
     def _long_keys(self) -> list[bytes]:
         return [key for key in keys_in(self._headers) if len(key) >= MIN_KEY]
 
+    def _without_keys(self) -> str:
+        """Give the path with asterisks for keys that somebody has put there, whoever they belong to."""
+        setup, path = self._setup, self._raw
+        for key in self._long_keys():
+            path = path.replace(key, _MASK)
+        path = _SEGMENT.sub(lambda found: _MASK if setup.keys.has(found[0]) else found[0], path)
+        return setup.secrets.masked(path).decode("ascii", "replace")
+
     def check_name(self, request: Request) -> None:
-        """Make sure that a request to a target by its name asks for no model whose own name has no end."""
-        _check_name(dialect_for(request).profile(request).model or "")
+        """Make sure that a request to a target by its name asks for no model whose own name is none."""
+        self._check_name(dialect_for(request).profile(request).model or "")
+
+    def _check_name(self, model: str) -> None:
+        _check_name(model)
+        if model not in self._setup.config.models and any(key in model.encode() for key in self._long_keys()):
+            # A slip of the client's that would put its key into the log, and tell it to the provider.
+            raise RefusedError(400, "invalid_request_error", "The model's name has an API key in it.")
 
     def check_model(self, request: Request, tenant: Tenant | None) -> None:
         """Make sure that the tenant may ask for the model, and that the body asks for no other."""
         if tenant is None or tenant.models is None:
             return
         model = self.model(request)
-        if model not in tenant.models:
+        named: dict[str, object] = {"model": model}
+        others = request.json.get("models", [])
+        if "models" in request.json:  # what OpenRouter is to go on to
+            named["models"] = others
+        if not isinstance(others, list) or not all(name in tenant.models for name in (model, *others)):
             raise RefusedError(404, "model_not_found", "This model does not exist, or is not for you.")
+        if any(name not in named and name.casefold() in _NAMING for name in request.json):
+            # Some parsers, as Go's, take these for the same, and the last of them.
+            why = "The body names its model in a member that is not spelled model, or models."
+            raise RefusedError(400, "invalid_request_error", why)
         # Of several members of this name a provider may take another than the one that was looked at.
         body = request.body or b""
-        request.body = with_member(body, "model", json.dumps(model).encode())
+        request.body = body
+        for member, value in named.items():
+            request.body = with_member(request.body, member, json.dumps(value).encode())
         if request.body != body:
             size = (b"content-length", str(len(request.body)).encode())
             request.headers = [*(one for one in request.headers if one[0] not in _OF_THE_BYTES), size]
@@ -188,11 +226,8 @@ def _ambient(tenant: str | None, priority: int, purpose: str | None) -> Ambient:
 
 def _deadline(asked: bytes) -> float:
     """Give the end of the seconds that the client allows, on `anyio.current_time()`'s clock."""
-    try:
-        seconds = float(asked[:32])
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
+    seconds = read_seconds(asked)
+    if seconds is None or not 0 < seconds < math.inf:
         raise RefusedError(400, "invalid_timeout", "x-request-timeout has to be seconds above 0.")
     return anyio.current_time() + seconds
 

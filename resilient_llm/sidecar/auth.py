@@ -52,6 +52,10 @@ class TenantKeys:
                 self._known[shown] = tenant
         return tenant
 
+    def has(self, key: bytes) -> bool:
+        """Tell whether a key is some tenant's."""
+        return self._mac(hashlib.sha256(key).digest()) in self._tenants
+
     def _mac(self, what: bytes) -> bytes:
         mac = self._keyed.copy()
         mac.update(what)

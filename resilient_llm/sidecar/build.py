@@ -28,6 +28,7 @@ from resilient_llm.sidecar.auth import TenantKeys
 from resilient_llm.sidecar.between import canaries, middle, replays
 from resilient_llm.sidecar.by_tenant import ByTenant
 from resilient_llm.sidecar.config import key_hashes
+from resilient_llm.sidecar.masked import Secrets
 from resilient_llm.sidecar.parts import Parts
 from resilient_llm.sidecar.problems import ConfigError, Problem, at
 from resilient_llm.sidecar.targets import Targets
@@ -79,7 +80,7 @@ class Setup:
     canaries: Mapping[str, Canary]
     circuits: Mapping[str, list[tuple[str, CircuitBreaker]]]
     quotas: list[ByTenant]
-    secrets: Sequence[bytes]
+    secrets: Secrets
     """The providers' keys there were when it was made, for leaving them out."""
     store: RedisStore | None
     parts: Parts
@@ -144,6 +145,7 @@ def build(
             synthesise=engine.synthesise,
             errors=engine.errors,
             policies=[*before, *inner, *replays(config), router],
+            redirects="fail",
             name="sidecar",
             telemetry=telemetry,
         )
@@ -174,12 +176,12 @@ def build(
         canaries=rollouts,
         circuits=targets.circuits(),
         quotas=[policy for policy in before if isinstance(policy, ByTenant) and policy.name == "quotas"],
-        secrets=[
-            secret.encode()
+        secrets=Secrets(
+            secret
             for target in targets.by_name.values()
             for index in range(len(target.credentials))
             if len(secret := target.secret(index)) >= _MIN_SECRET
-        ],
+        ),
         store=store,
         parts=parts,
     )

@@ -166,8 +166,4 @@ def _circuits(setup: Setup, name: str) -> list[tuple[CircuitBreaker, str | tuple
 def _keys(called: str, breaker: CircuitBreaker) -> list[str | tuple[str, ...]]:
     if breaker.key == "target":
         return [called]
-    return [
-        key
-        for key in breaker.states()
-        if isinstance(key, str | tuple) and (key == called or (isinstance(key, tuple) and key[0] == called))
-    ]
+    return [key for key in breaker.keys_of(called) if isinstance(key, str | tuple)]

@@ -15,7 +15,7 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError
 
-from resilient_llm.sidecar.auth import MIN_KEY
+from resilient_llm.sidecar import formats
 from resilient_llm.sidecar.fit import misfits
 from resilient_llm.sidecar.options import (
     BudgetOptions,
@@ -130,13 +130,13 @@ def key_hashes(config: Config, environ: Mapping[str, str] = os.environ) -> dict[
         keys = [bytes.fromhex(digest) for digest in tenant.key_sha256]
         for variable in tenant.key_env:
             key = environ.get(variable, "").strip()
-            if len(key) < MIN_KEY:
-                why = "is not set" if not key else f"has a key of less than {MIN_KEY} characters"
+            why = formats.fault_of_key(key)
+            if why is not None:
                 problems.append(
                     Problem(("tenants", name, "key_env"), f"the environment variable {variable} {why}")
                 )
                 continue
-            keys.append(hashlib.sha256(key.encode()).digest())
+            keys.append(hashlib.sha256(os.fsencode(key)).digest())
         taken = [owner for digest in keys if (owner := found.setdefault(digest, name)) != name]
         problems += [
             Problem(("tenants", name), f"has a key that tenant {owner} has too; each needs its own")
@@ -144,7 +144,7 @@ def key_hashes(config: Config, environ: Mapping[str, str] = os.environ) -> dict[
         ]
     token = config.admin.token_env
     if token is not None:
-        whose = found.get(hashlib.sha256(environ.get(token, "").strip().encode()).digest())
+        whose = found.get(hashlib.sha256(os.fsencode(environ.get(token, "").strip())).digest())
         if whose is not None:
             why = f"the environment variable {token} has a key of tenant {whose}, who would be an operator"
             problems.append(Problem(("admin", "token_env"), why))

@@ -21,13 +21,13 @@ from resilient_llm.sidecar.desk import JSON, TEXT, Answer
 from resilient_llm.sidecar.merged import one_health, one_text
 from resilient_llm.sidecar.problems import ConfigError
 from resilient_llm.sidecar.reload import Reloaded, after_restart, read
-from resilient_llm.sidecar.tls import renew
+from resilient_llm.sidecar.tls import keep, renew
 from resilient_llm.sidecar.ui import SNAPSHOT, merge
 
 if TYPE_CHECKING:
     from resilient_llm.sidecar.crew import Crew
     from resilient_llm.sidecar.hand import Hand
-    from resilient_llm.sidecar.tls import Certificates
+    from resilient_llm.sidecar.tls import Certificates, Kept
 
 __all__ = ["CrewDesk", "Orders"]
 
@@ -35,24 +35,31 @@ logger = logging.getLogger("resilient_llm")
 
 
 class Orders:
-    """Hold what a worker is told when it starts: the configuration, and what was changed by hand since."""
+    """Hold what a worker is told when it starts: the configuration, and what was changed by hand since.
+
+    And what its listener shows: that is what the others show, also where their files are broken now.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.text, self.config = self.checked()
+        self.text, self.config, self._tls = self.checked()
+        self._started_with = self.config
         self._changes: dict[str, dict[str, str]] = {}
 
-    def checked(self) -> tuple[bytes, Config]:
+    def checked(self) -> tuple[bytes, Config, Kept | None]:
         """Read the file, and make sure that it would work. Raises `ConfigError`."""
         with located(self.path):
             text = read(self.path)
             config = parse(text, file=str(self.path))
             built(config, self.path, os.environ)
-        return text, config
+            tls = keep("server", config, self.path)
+        return text, config, tls
 
-    def take(self, text: bytes, config: Config) -> None:
+    def take(self, text: bytes, config: Config, tls: Kept | None) -> None:
         """Go by another configuration; weights that were set by hand end with it."""
         self.text, self.config = text, config
+        if "server.tls" not in after_restart(self._started_with, config):
+            self._tls = tls
         self._changes = {
             path: change for path, change in self._changes.items() if not path.startswith("/admin/targets/")
         }
@@ -74,6 +81,7 @@ class Orders:
         return {
             "path": str(self.path),
             "text": self.text.decode(),
+            "tls": self._tls,
             "changes": list(self._changes.values()),
         }
 
@@ -159,14 +167,14 @@ class CrewDesk:
         """Have all workers go by what the file says now. Raises `ConfigError`, and all is as it was."""
         async with self._one_by_one:
             try:
-                text, config = self._orders.checked()
+                text, config, kept = self._orders.checked()
                 with located(self._orders.path):
                     show = renew(self._tls, config)
             except ConfigError as error:
                 self._last.error = str(error)
                 logger.error("the configuration was not reloaded: %s", error)  # noqa: TRY400 - it is the user's
                 raise
-            self._orders.take(text, config)
+            self._orders.take(text, config, kept)
             show()
             asked = await self._ask("POST", "/admin/reload", text.decode())
             failed = [hand for hand, answer in asked if answer is None or answer[0] != 200]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from resilient_llm._loop import EventLoop
     from resilient_llm.message import Headers
     from resilient_llm.outlet import Outlet
+    from resilient_llm.sidecar.rejection import Rejection
 
 __all__ = ["EXTENSION", "Connection", "UnlessGone", "connection_of", "listening"]
 
@@ -27,6 +28,11 @@ EXTENSION = "resilient_llm.connection"
 
 class Connection(Protocol):
     """What a server knows of the connection of a request."""
+
+    @property
+    def rejection(self) -> Rejection | None:
+        """Give what the server told the client in the place of the app's answer."""
+        ...
 
     def has_whole_body(self) -> bool:
         """Tell whether the rest of the body is at hand, so that `receive` gives it at once."""

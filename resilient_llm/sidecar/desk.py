@@ -19,6 +19,7 @@ from resilient_llm.sidecar.ui.snapshot import SNAPSHOT, snapshot
 
 if TYPE_CHECKING:
     from resilient_llm.sidecar.app import Sidecar
+    from resilient_llm.sidecar.observability import Metrics
     from resilient_llm.sidecar.reload import Reloader
 
 __all__ = ["JSON", "TEXT", "Answer", "Desk", "OneProcess"]
@@ -56,7 +57,7 @@ class OneProcess:
         sidecar: Sidecar,
         reload: Reloader | None,
         *,
-        metrics: Callable[[], tuple[bytes, str]] | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         self._sidecar = sidecar
         self._reload = reload
@@ -91,7 +92,7 @@ class OneProcess:
     async def _show_metrics(self) -> Answer:
         if self._metrics is None:
             return 404, TEXT, b"telemetry.prometheus is off.\n"
-        body, kind = self._metrics()
+        body, kind = await self._metrics()
         return 200, [(b"content-type", kind.encode())], body
 
     async def _health(self) -> Answer:

@@ -7,7 +7,7 @@ the door's.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ from resilient_llm.sidecar.browser import Browser
 from resilient_llm.sidecar.departure import UnlessGone, connection_of, listening
 from resilient_llm.sidecar.headers import for_client
 from resilient_llm.sidecar.inbound import read_body
-from resilient_llm.sidecar.masked import without_secrets
+from resilient_llm.sidecar.masked import partly_searched, searched, without_secrets
 from resilient_llm.sidecar.models import model_list
 from resilient_llm.sidecar.refusal import RefusedError, dated, plain, refusal
 from resilient_llm.streams import BufferedStream
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from resilient_llm.message import ByteStream, Reply, Request
     from resilient_llm.sidecar.access_log import Entry
     from resilient_llm.sidecar.build import Setup
-    from resilient_llm.sidecar.tables import Tenant
 
 __all__ = ["CutShortError", "Exchange"]
 
@@ -128,9 +127,11 @@ class Exchange:
         tenant = asked.tenant()
         entry.tenant = asked.tenant_name
         for_model = path in ROUTES
-        if not for_model and is_list(path) and setup.models:
-            await self._list_models(path, tenant)
-            return None
+        if not for_model and is_list(path):
+            names = asked.listed(tenant)
+            if names is not None:
+                await self._list_models(path, names)
+                return None
         door, target = asked.door(path, tenant)
         entry.target = target
         server = setup.config.server
@@ -172,7 +173,7 @@ class Exchange:
             status = reply.status
             headers = self._passed(reply)
             bodiless = self._method == "HEAD" or status in (204, 304)
-            if status >= 400 and not bodiless:
+            if (status >= 300 or self._has_failed()) and not bodiless:
                 try:
                     stream, headers = await without_secrets(stream, headers, self._setup.secrets)
                 except Exception as error:
@@ -207,7 +208,13 @@ class Exchange:
             )
         kind = header(reply.headers, b"content-type") or b""
         # A stream of events may have become shorter or longer on its way: one more event, or one less.
-        return for_client(reply.headers, sized=status != 204 and not kind.lower().startswith(_EVENTS))
+        sized = status != 204 and not kind.lower().startswith(_EVENTS)
+        return for_client(reply.headers, sized=sized, secrets=self._setup.secrets)
+
+    def _has_failed(self) -> bool:
+        """Tell whether the call is known to have failed by now, whatever the status says."""
+        outcome = None if self._entry.call is None else self._entry.call.outcome
+        return outcome is not None and not outcome.ok
 
     def _complete_head(self, status: int, headers: Headers) -> None:
         """Note what is sent, and add to its headers what is this side's to say."""
@@ -221,17 +228,24 @@ class Exchange:
             headers.append(dated())
 
     async def _send_body(self, stream: ByteStream, *, discard: bool) -> None:
-        outlet = None if self._connection is None or discard else self._connection.outlet()
-        if outlet is not None and isinstance(stream, EventStream):
-            stream.put_into(outlet)
+        secrets = self._setup.secrets
+        events = partly_searched(stream) if secrets else None
+        if isinstance(stream, EventStream) and events is None and not discard:
+            outlet = None if self._connection is None else self._connection.outlet()
+            if outlet is not None:
+                stream.put_into(outlet)
         chunks = stream.__aiter__()
         while True:
             try:
-                chunk = await anext(chunks)
+                chunk: bytes | None = await anext(chunks)
             except StopAsyncIteration:
                 return
             except Exception as error:
                 raise CutShortError from error
+            if chunk and (self._has_failed() or (events is not None and events.told is not None)):
+                chunk = searched(chunk, secrets, events)
+                if chunk is None:
+                    raise CutShortError
             if chunk and not discard:
                 await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
 
@@ -241,18 +255,9 @@ class Exchange:
             self._entry.left = True
         return not self._complete
 
-    async def _list_models(self, path: str, tenant: Tenant | None) -> None:
-        if self._method not in ("GET", "HEAD"):
-            raise RefusedError(
-                405, "method_not_allowed", "Ask here by GET.", [(b"allow", b"GET, HEAD, OPTIONS")]
-            )
-        names = self._setup.models
-        if tenant is not None and tenant.models is not None:
-            names = [name for name in names if name in tenant.models]
+    async def _list_models(self, path: str, names: Sequence[str]) -> None:
         anthropic = b"anthropic-version" in self._first
         body = model_list(names, path.removeprefix("/v1/models").removeprefix("/"), anthropic=anthropic)
-        if body is None:
-            raise RefusedError(404, "model_not_found", "This model does not exist, or is not for you.")
         self._entry.replied(200, {})
         await self._say(
             *plain(200, body, [(b"content-type", b"application/json"), *self._own_headers()], self._method)

@@ -1,19 +1,27 @@
 """What strings of a configuration have to look like: names of variables, origins, URLs, headers without secrets.
 
-Each check gives what it was given, or raises `ValueError` with what is expected, for pydantic to say where.
+Each check gives what it was given, or raises `ValueError` with what is expected, for pydantic to say where; but for
+that of keys, which are not in the file.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-__all__ = ["headers", "http_url", "origins", "variables"]
+from resilient_llm.message import has_controls
+from resilient_llm.sidecar.auth import MIN_KEY
+
+__all__ = ["fault_of_key", "headers", "http_url", "origins", "variables"]
 
 _VARIABLE = re.compile(r"[A-Z_a-z][A-Za-z0-9_]*")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\sA-Z*]+")
-_HTTP_URL = re.compile(r"https?://[^/?#@\s]+(/[^?#\s]*)?")
+_HTTP_URL = re.compile(
+    r"https?://(?:\[[0-9A-Fa-f:.]+\]|[^/?#@\s:\[\]]+)(?::(?P<port>[0-9]{1,5}))?(?:/[^?#\s]*)?"
+)
+_LAST_PORT = 65_535
 _SECRET_HEADER = re.compile(
     r"(^|[-_])(authorization|cookie|api[-_]?key|token|secret|password)$", re.IGNORECASE
 )
@@ -21,6 +29,17 @@ _SECRET_VALUE = re.compile(r"\s*(Bearer |Basic |sk-|gsk_|AIza)", re.IGNORECASE)
 
 _Names = TypeVar("_Names", bound=Sequence[str])
 _Headers = TypeVar("_Headers", bound=Mapping[str, str])
+
+
+def fault_of_key(key: str, what: str = "key") -> str | None:
+    """Say what is wrong with a key that callers are to show, and nothing of it; `None` for one that they can."""
+    if not key:
+        return "is not set"
+    if len(key) < MIN_KEY:
+        return f"has a {what} of less than {MIN_KEY} characters"
+    if has_controls(os.fsencode(key)):
+        return f"has a {what} with a line break or another control character in it, which nobody can send"
+    return None
 
 
 def variables(names: _Names) -> _Names:
@@ -41,7 +60,8 @@ def origins(given: _Names) -> _Names:
 
 def http_url(url: str) -> str:
     """Check the base URL of a collector; a password in it would be a secret in the file."""
-    if not _HTTP_URL.fullmatch(url):
+    found = _HTTP_URL.fullmatch(url)
+    if found is None or not 0 < int(found["port"] or 1) <= _LAST_PORT:
         raise ValueError(
             'the URL of a collector that takes OTLP over HTTP is expected: "http://collector:4318"'
         )

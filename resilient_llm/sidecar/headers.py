@@ -1,12 +1,19 @@
-"""Which headers go on to the other side, both ways (RFC 9110, 7.6.1)."""
+"""Which headers go on to the other side, both ways: of the connection none (RFC 9110, 7.6.1).
+
+To clients the sidecar is the origin: what a provider says of its own as one, to browsers above all, does not hold here.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from resilient_llm.message import Headers, has_controls
+
+if TYPE_CHECKING:
+    from resilient_llm.sidecar.masked import Secrets
 
 __all__ = ["first_of", "for_client", "for_provider", "request_id"]
 
@@ -46,9 +53,39 @@ _NOT_FOR_PROVIDERS = _HOP_BY_HOP | {
     b"x-forwarded-proto",
     b"x-real-ip",
     b"x-request-timeout",
+    # Another method or path, for servers that go by them, than the one that was looked at.
+    b"x-http-method",
+    b"x-http-method-override",
+    b"x-method-override",
+    b"x-original-url",
+    b"x-rewrite-url",
 }
-_NOT_FOR_CLIENTS = _HOP_BY_HOP | {b"x-resilient-llm-request-id"}
-"""The last is this side's to give: with another sidecar's, or a provider's, a client would have two to look for."""
+_NOT_FOR_CLIENTS = _HOP_BY_HOP | {
+    # With another sidecar's, or a provider's, a client would have two to look for.
+    b"x-resilient-llm-request-id",
+    # Of an origin: who may read its answers, how it is to be reached, what browsers keep of it and tell about it.
+    b"accept-ch",
+    b"alt-svc",
+    b"clear-site-data",
+    b"expect-ct",
+    b"nel",
+    b"public-key-pins",
+    b"report-to",
+    b"reporting-endpoints",
+    b"service-worker-allowed",
+    b"set-cookie",
+    b"set-cookie2",
+    b"strict-transport-security",
+    b"timing-allow-origin",
+    # Clients show their keys to this side; what the provider wants is no business of theirs.
+    b"authentication-info",
+    b"www-authenticate",
+    # Web servers in front of this one would open a file, or ask themselves for another path.
+    b"x-accel-redirect",
+    b"x-sendfile",
+}
+_CORS = b"access-control-"
+"""What such headers begin with: they are `browser`'s to write."""
 _NOR_LENGTH = _NOT_FOR_CLIENTS | {b"content-length"}
 _VIA = (b"via", b"1.1 resilient-llm")
 _NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+")
@@ -76,8 +113,11 @@ def for_provider(headers: Headers, first: Mapping[bytes, bytes], host: bytes, si
     return [(b"host", host), *kept, *written]
 
 
-def for_client(headers: Headers, *, sized: bool) -> Headers:
-    """Give the headers of a reply that go to the client, the length among them only if the body is sure to have it."""
+def for_client(headers: Headers, *, sized: bool, secrets: Secrets) -> Headers:
+    """Give the headers of a reply that go to the client, `secrets` in their values masked.
+
+    The length is among them only if the body is sure to have it.
+    """
     if not headers:
         return []
     names, values = zip(*headers, strict=True)
@@ -85,8 +125,11 @@ def for_client(headers: Headers, *, sized: bool) -> Headers:
     kept = [(name, values[index]) for name, index in passed]
     if connection:
         kept = _without_named(kept, [values[index] for index in connection])
-    if has_controls(b"".join(values)):  # looked at together, since hardly ever there is any
+    together = b"".join(values)  # looked at together, since hardly ever there is any
+    if has_controls(together):
         kept = [header for header in kept if not has_controls(header[1])]
+    if secrets.are_in(together):
+        kept = [(name, secrets.masked(value)) for name, value in kept]
     return kept
 
 
@@ -102,7 +145,9 @@ def _passed(
     lower = [name.lower() for name in names]
     dropped = _NOT_FOR_CLIENTS if sized else _NOR_LENGTH
     passed = [
-        (name, index) for index, name in enumerate(lower) if name not in dropped and _NAME.fullmatch(name)
+        (name, index)
+        for index, name in enumerate(lower)
+        if name not in dropped and not name.startswith(_CORS) and _NAME.fullmatch(name)
     ]
     return passed, [index for index, name in enumerate(lower) if name == b"connection"]
 

@@ -71,13 +71,15 @@ async def read_body(
         if decoder is not None and chunk:
             chunk = decoder.feed(chunk)
             if decoder.false:
-                raise RefusedError(400, "invalid_encoding", "The body is not what its content-encoding says.")
+                raise _wrongly_encoded()
             if decoder.blind:
                 raise _too_large(max_size)
         size += len(chunk)
         if size > max_size:
             raise _too_large(max_size)
         chunks.append(chunk)
+    if decoder is not None and decoder.cut:
+        raise _wrongly_encoded()
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
@@ -129,7 +131,7 @@ def _decoder(headers: Headers, max_size: int) -> ContentDecoder | None:
     )
     if not _ENCODINGS.issuperset(tokens):
         raise unsupported
-    decoder = ContentDecoder(headers, max_size=max_size)
+    decoder = ContentDecoder(headers, max_size=max_size, strict=True)
     if decoder.blind:
         raise unsupported
     return None if decoder.identity else decoder
@@ -142,6 +144,10 @@ def _too_large(max_size: int) -> RefusedError:
     return RefusedError(
         413, "request_too_large", f"The body of the request has more than {max_size} bytes.", _CLOSE
     )
+
+
+def _wrongly_encoded() -> RefusedError:
+    return RefusedError(400, "invalid_encoding", "The body is not what its content-encoding says.")
 
 
 def _bad_path() -> RefusedError:

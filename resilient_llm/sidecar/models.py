@@ -6,15 +6,19 @@ import json
 from collections.abc import Sequence
 from urllib.parse import unquote
 
+from resilient_llm.sidecar.refusal import RefusedError
+
 __all__ = ["model_list"]
 
 
-def model_list(names: Sequence[str], one: str, *, anthropic: bool) -> bytes | None:
-    """Give the list of models, or where `one` is named, percent-encoded, that one; `None` if there is none such."""
+def model_list(names: Sequence[str], one: str, *, anthropic: bool) -> bytes:
+    """Give the list of models, or where `one` is named, percent-encoded, that one; raises `RefusedError` without it."""
     make = _anthropic if anthropic else _openai
     if one:
         name = unquote(one)
-        return json.dumps(make(name)).encode() if name in names else None
+        if name not in names:
+            raise RefusedError(404, "model_not_found", "This model does not exist, or is not for you.")
+        return json.dumps(make(name)).encode()
     data = [make(name) for name in names]
     if not anthropic:
         return json.dumps({"object": "list", "data": data}).encode()

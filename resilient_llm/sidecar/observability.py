@@ -5,8 +5,11 @@ What is recorded is the library's to say. The SDK and its exporters are extras, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+import anyio
+import anyio.to_thread
 
 from resilient_llm.sidecar.ui import Recent
 from resilient_llm.telemetry import Telemetry
@@ -15,17 +18,21 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricReader
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
+    from prometheus_client import Metric as PrometheusMetric
 
     from resilient_llm.sidecar.config import Config
 
-__all__ = ["Observability", "observe"]
+__all__ = ["Metrics", "Observability", "observe"]
+
+
+Metrics: TypeAlias = Callable[[], Awaitable[tuple[bytes, str]]]
 
 
 class Observability(NamedTuple):
     """Hold what records calls, what writes the metrics down, and what sends the rest of the spans at the end."""
 
     telemetry: Telemetry | None
-    metrics: Callable[[], tuple[bytes, str]] | None
+    metrics: Metrics | None
     """Gives metrics in the text format of Prometheus, and its content type."""
     shutdown: Callable[[], None]
 
@@ -42,7 +49,7 @@ def observe(config: Config) -> Observability:
     resource = Resource.create({"service.name": options.service_name})
     closing: list[Callable[[], None]] = []
     readers: list[MetricReader] = []
-    metrics: Callable[[], tuple[bytes, str]] | None = None
+    metrics: Metrics | None = None
     traces: TracerProvider | None = None
     if options.prometheus:
         reader, metrics = _prometheus()
@@ -69,14 +76,38 @@ def observe(config: Config) -> Observability:
     return Observability(telemetry, metrics, shutdown)
 
 
-def _prometheus() -> tuple[MetricReader, Callable[[], tuple[bytes, str]]]:
+def _prometheus() -> tuple[MetricReader, Metrics]:
     from opentelemetry.exporter.prometheus import PrometheusMetricReader  # noqa: PLC0415 - an extra
     from prometheus_client import CollectorRegistry, generate_latest  # noqa: PLC0415 - an extra
     from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4  # noqa: PLC0415 - an extra
 
     registry = CollectorRegistry()
     reader = PrometheusMetricReader(scope_info_enabled=False, registry=registry)
-    return reader, lambda: (generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4)
+    one_at_a_time = anyio.CapacityLimiter(1)
+
+    async def metrics() -> tuple[bytes, str]:
+        # The values are read here, since those of gauges are the policies' own and hold still only while nothing else
+        # runs in this loop. Writing them down, megabytes of them with many tenants, takes longer and needs no loop.
+        read = CollectorRegistry()
+        read.register(_Families(list(registry.collect())))
+        text = await anyio.to_thread.run_sync(generate_latest, read, limiter=one_at_a_time)
+        return text, CONTENT_TYPE_PLAIN_0_0_4
+
+    return reader, metrics
+
+
+class _Families:
+    """Give metrics that have been read before; a collector of Prometheus' client."""
+
+    def __init__(self, families: Sequence[PrometheusMetric]) -> None:
+        self._families = families
+
+    def describe(self) -> Iterable[PrometheusMetric]:
+        """Name none of them, so that they are not read for it."""
+        return ()
+
+    def collect(self) -> Iterable[PrometheusMetric]:
+        return self._families
 
 
 def _otlp_traces(endpoint: str, resource: Resource, sample_ratio: float) -> TracerProvider:

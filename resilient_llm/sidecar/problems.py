@@ -30,7 +30,7 @@ _SECRET_NAME = re.compile(
 )
 _SECRET_VALUE = re.compile(r"^(sk-|gsk_|AIza|Bearer )|://[^/\s]*@|^(?=.*[A-Za-z])(?=.*[0-9])[\w+/=.-]{24,}$")
 _MAX_SHOWN = 60
-_ABOUT = re.compile(r"(\w+)(?:=(.*?))?: (.*)", re.DOTALL)
+_ABOUT = re.compile(r"(\w+)(?:\['([^']+)'\])?(?:=(.*?))?: (.*)", re.DOTALL)
 
 _ALLOWED = {
     "bool_type": "allowed are true and false",
@@ -73,7 +73,8 @@ class ConfigError(ConfigurationError):
 def at(*path: str | int, keys: Collection[str] = ()) -> Iterator[None]:
     """Say of a `ConfigurationError` raised inside which part of the configuration it is about.
 
-    One that begins with a name among `keys`, the table's, is about that: `url='ftp://x': allowed are ...`.
+    One that begins with a name among `keys`, the table's, is about that: `url='ftp://x': allowed are ...`, or about a
+    key of it: `headers['te']='x': cannot be given ...`.
     """
     try:
         yield
@@ -83,7 +84,8 @@ def at(*path: str | int, keys: Collection[str] = ()) -> Iterator[None]:
         found = _ABOUT.match(str(error))
         if found is None or found[1] not in keys:
             raise ConfigError([Problem(path, str(error))]) from error
-        raise ConfigError([Problem((*path, found[1]), found[3], found[2])]) from error
+        about = (*path, found[1]) if found[2] is None else (*path, found[1], found[2])
+        raise ConfigError([Problem(about, found[4], found[3])]) from error
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:

@@ -1,7 +1,7 @@
 """uvicorn's protocol, strict about what a request is, and with bounds on what a client may keep: memory, time, sockets.
 
 uvicorn has none of them, and httptools, its parser, keeps what it is sent and lets pass what others may read in another
-way. The body of a request is the app's.
+way. Upgrades are ignored (RFC 9110, 7.8). The body of a request is the app's.
 """
 
 from __future__ import annotations
@@ -11,25 +11,20 @@ from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, ClassVar, cast
 from urllib.parse import unquote
 
-from httptools import HttpParserError, HttpParserUpgrade, parse_url
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser, parse_url
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
 from resilient_llm.sidecar.close_delimited import close_delimited
 from resilient_llm.sidecar.cycle import Cycle
 from resilient_llm.sidecar.departure import EXTENSION
-from resilient_llm.sidecar.head import HeadTooLargeError, check_head
+from resilient_llm.sidecar.head import HeadTooLargeError, MalformedHeadError, check_head, without_upgrade
+from resilient_llm.sidecar.rejection import LATE, MALFORMED, TOO_LARGE, TOO_MANY, Rejection, what_is_wrong
 from resilient_llm.sidecar.watched import WatchedProtocol
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGI3Application, HTTPScope
 
 __all__ = ["GuardedProtocol", "guarded"]
-
-_LINES = {
-    408: b"Request Timeout",
-    431: b"Request Header Fields Too Large",
-    503: b"Service Unavailable",
-}
 
 
 class GuardedProtocol(WatchedProtocol):
@@ -63,7 +58,7 @@ class GuardedProtocol(WatchedProtocol):
         super().connection_made(transport)
         self._context = copy_context()
         if self.max_connections is not None and len(self.connections) > self.max_connections:
-            self._refuse(503, f"{self.max_connections} connections are open")
+            self._refuse(TOO_MANY, f"{self.max_connections} connections are open")
         else:
             self._watch()
 
@@ -79,18 +74,22 @@ class GuardedProtocol(WatchedProtocol):
         if self._refused:
             return
         self._size += len(data)
+        rest: bytes | memoryview = data
         try:
-            self.parser.feed_data(data)
-        except HttpParserError:
-            message = "Invalid HTTP request received."
-            self.logger.warning(message)
-            self.send_400_response(message)
-        except HttpParserUpgrade:
-            self._unsupported_upgrade_warning()
+            while True:
+                try:
+                    self.parser.feed_data(rest)
+                except HttpParserUpgrade as upgrade:
+                    rest = memoryview(rest)[upgrade.args[0] :]  # what comes behind the head
+                else:
+                    break
+                self._reread_head()
+        except HttpParserError as error:
+            self._refuse(MALFORMED, what_is_wrong(error))
         if self._in_head and self._size and not self._refused:  # the rest is still to come
             self._watch()
         if self._size > self.max_head:
-            self._refuse(431)
+            self._refuse(TOO_LARGE)
 
     def pause_writing(self) -> None:
         """Begin to wait for the client to take something."""
@@ -121,8 +120,12 @@ class GuardedProtocol(WatchedProtocol):
         try:
             expects_100_continue = check_head(version, self.url, self.headers, self.max_head)
         except HeadTooLargeError:
-            self._refuse(431)
+            self._refuse(TOO_LARGE)
             raise
+        if self.parser.should_upgrade():
+            if self.parser.get_method() == b"CONNECT":
+                raise MalformedHeadError("a method that is not known here")
+            return  # it is read once more
         self._in_head = False
         self._size = 0
         if self._timer is not None:
@@ -182,6 +185,8 @@ class GuardedProtocol(WatchedProtocol):
 
     def on_message_complete(self) -> None:
         """Expect another head."""
+        if self._in_head:
+            return  # of one that is read once more
         self._in_head = True
         self._size = 0
         cycle = self.cycle
@@ -204,16 +209,16 @@ class GuardedProtocol(WatchedProtocol):
             if self._idle is None:
                 self._idle = self.loop.call_later(self.timeout_keep_alive, self._be_idle)
 
-    def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP, unless an answer is on its way already."""
-        self._unwatch()
-        if self._refused:
-            return
-        self._refused = True
-        if self._is_answering():
-            self.transport.close()
-        else:
-            super().send_400_response(msg)
+    def _reread_head(self) -> None:
+        """Have a new parser read the head anew, without its upgrade, and go on from there.
+
+        llhttp ends a request that asks for one with its head, and would take the body for the next request.
+        """
+        parser = self.parser
+        head = without_upgrade(parser.get_method(), self.url, parser.get_http_version(), self.headers)
+        self.parser = HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+        self.parser.feed_data(head)
 
     def _start(self, cycle: Cycle, app: ASGI3Application) -> None:
         self._idle_since = None
@@ -237,7 +242,7 @@ class GuardedProtocol(WatchedProtocol):
         if answered is not None and not answered.response_complete:
             self._watch()  # whoever still waits for an answer has time for the next head
         else:
-            self._refuse(408)
+            self._refuse(LATE)
 
     def _be_idle(self) -> None:
         self._idle = None
@@ -249,21 +254,25 @@ class GuardedProtocol(WatchedProtocol):
             self.transport.close()
 
     def _leave(self) -> None:
-        self.logger.warning("A client took nothing for %g seconds", self.send_timeout)
+        self._warn(f"A client took nothing for {self.send_timeout:g} seconds")
         self.transport.abort()
 
-    def _refuse(self, status: int, why: str | None = None) -> None:
+    def _refuse(self, rejection: Rejection, why: str | None = None) -> None:
         self._unwatch()
         if self._refused or self.transport.is_closing():
             return
         self._refused = True
-        phrase = _LINES[status]
-        self.logger.warning("%s, %s", phrase.decode(), why or f"{self._size} bytes of a head")
+        what = f"{rejection.phrase}, {why or f'{self._size} bytes of a head'}"
+        self._warn(what)
         if not self._is_answering():
-            self.transport.write(
-                b"HTTP/1.1 %d %s\r\nconnection: close\r\ncontent-length: 0\r\n\r\n" % (status, phrase)
-            )
+            self.rejection = rejection
+            self.transport.write(rejection.response(what))
         self.transport.close()
+
+    def _warn(self, what: str) -> None:
+        """Log what has nothing of a request in it, and who it is about."""
+        client = None if self.client is None else "{}:{}".format(*self.client)
+        self.logger.warning("%s", what, extra={"fields": {"client": client}})
 
     def _is_answering(self) -> bool:
         """Tell whether a response has begun, in whose midst nothing else can be said."""

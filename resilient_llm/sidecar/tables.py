@@ -6,11 +6,13 @@ options of one policy are in `options`.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, FiniteFloat, field_validator, model_validator
 
+from resilient_llm.policies._shares import HEAVIEST, LIGHTEST
 from resilient_llm.presets import PRESETS
 from resilient_llm.sidecar import formats
 from resilient_llm.sidecar.options import (
@@ -47,6 +49,8 @@ __all__ = [
 Shared: TypeAlias = Literal["quotas", "budgets", "bulkheads", "circuits", "cache"]
 
 _HASH = re.compile(r"[0-9a-f]{64}")
+_OF_NOTHING = frozenset(hashlib.sha256(nothing).hexdigest() for nothing in (b"", b"\n", b"\r\n"))
+"""What comes of hashing a variable that is not set."""
 _PRESET_NAMES = tuple(PRESETS)
 
 
@@ -124,7 +128,7 @@ class Tenant(Section):
 
     key_env: Listed = Field(default_factory=list)
     key_sha256: Listed = Field(default_factory=list)
-    weight: Positive = 1.0
+    weight: Annotated[FiniteFloat, Field(ge=LIGHTEST, le=HEAVIEST)] = 1.0
     priority: Annotated[int, Field(ge=-1_000_000, le=1_000_000)] = 0
     purpose: str | None = None
     models: list[str] | None = None
@@ -144,6 +148,8 @@ class Tenant(Section):
     def _are_hashes(cls, hashes: list[str]) -> list[str]:
         if not all(_HASH.fullmatch(one) for one in hashes):
             raise ValueError('64 hexadecimal digits in lower case are expected: printf %s "$KEY" | sha256sum')
+        if not _OF_NOTHING.isdisjoint(hashes):
+            raise ValueError("is the hash of no key at all, which nobody can show: was $KEY set?")
         return hashes
 
     @model_validator(mode="after")

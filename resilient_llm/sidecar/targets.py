@@ -6,7 +6,7 @@ What a table says becomes options of the library's own; which target answers is 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from resilient_llm.credentials import Credential
@@ -91,7 +91,7 @@ class Targets:
             provider=options.provider or (None if preset is None else preset.provider),
             dialect=dialect,
             model=options.model,
-            credentials=[Credential(env=variable) for variable in options.api_key_env],
+            credentials=_credentials(name, options.api_key_env),
             auth=options.auth,
             headers=options.headers,
             api_version=options.api_version,
@@ -164,6 +164,15 @@ class Targets:
                 if known is not None and (known.base, known.changes) == (base, changes):
                     return known.target
         raise AssertionError(options)  # the last name is nobody else's
+
+
+def _credentials(target: str, variables: Sequence[str]) -> list[Credential]:
+    """Give the keys that are in environment variables; `ConfigError` says which of them is none."""
+    credentials = [Credential(env=variable) for variable in variables]
+    with at("targets", target, "api_key_env"):
+        for credential in credentials:
+            credential.secret()
+    return credentials
 
 
 def _price(options: PriceOptions | None) -> Price | None:

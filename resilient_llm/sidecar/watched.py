@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from resilient_llm.message import Headers
     from resilient_llm.outlet import Outlet
     from resilient_llm.sidecar.cycle import Cycle
+    from resilient_llm.sidecar.rejection import Rejection
 
 __all__ = ["WatchedProtocol"]
 
@@ -23,6 +24,8 @@ class WatchedProtocol(HttpToolsProtocol):
 
     answered: Cycle | None = None
     """What is being answered, or was last; others may wait behind it."""
+    rejection: Rejection | None = None
+    """What the client was told in the place of the app's answer."""
     _left: Callable[[], None] | None = None
     _gone = False
 

@@ -42,7 +42,7 @@ async def work(channel: Channel, sock: socket.socket) -> None:
         return
     path = Path(first["path"])
     config = parse(first["text"], file=str(path))
-    tls = Certificates.of("server", config, path)
+    tls = Certificates.of_kept("server", first["tls"], path)
     seen = observe(config)
     try:
         sidecar = Sidecar(config, Http1Transport(), telemetry=seen.telemetry)

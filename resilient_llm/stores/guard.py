@@ -7,6 +7,7 @@ store is reached must not enter here.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -36,6 +37,9 @@ _CIRCUIT: Final = CircuitOptions(
     probe_timeout=5.0,
 )
 """Shorter than a target's: a probe costs one call its store timeout, and nobody's answer depends on it."""
+
+_TELL_AGAIN: Final = 5.0
+"""Seconds between two lines of a log about single requests that failed."""
 
 
 class StoreChange(NamedTuple):
@@ -82,6 +86,7 @@ class StoreGuard:
         self._circuit = Circuit(options)
         self._clock = clock
         self._error = ""
+        self._told = -math.inf
         self._at_end: list[Callable[[], None]] = []
 
     @property
@@ -122,6 +127,11 @@ class StoreGuard:
         """Hear that a request was not answered, or with an error that makes the answer useless."""
         self._error = error
         self._record(admission, Result.FAILURE)
+        if self.on_error == "closed" and self.well:  # a call is refused for it, and is not told why
+            now = self._clock()
+            if now - self._told >= _TELL_AGAIN:
+                self._told = now
+                logger.warning("%s did not answer: %s", self.name, error)
 
     def dropped(self, admission: Admission) -> None:
         """Hear that nobody waits for the answer any more: it says nothing of the store."""

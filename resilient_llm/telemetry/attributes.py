@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
     from opentelemetry.util.types import AttributeValue
 
-    from resilient_llm.call import Call, Target
+    from resilient_llm.call import Call
     from resilient_llm.outcome import Outcome, Usage
+    from resilient_llm.target import Target
     from resilient_llm.telemetry.silent import Routing
 
 __all__ = [

@@ -6,6 +6,7 @@ Configuring the SDK is the application's, whenever it likes; until then nothing 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from inspect import iscoroutinefunction
 
 from opentelemetry import trace
 from opentelemetry.metrics import MeterProvider
@@ -53,7 +54,7 @@ class Telemetry:
         tenants: Collection[str] | None = None,
         listener: Callable[[], CallListener] | None = None,
     ) -> None:
-        if listener is not None and not callable(listener):
+        if listener is not None and (not callable(listener) or iscoroutinefunction(listener)):
             raise ConfigurationError(
                 f"listener={listener!r}: allowed are functions that make a CallListener, and None"
             )

@@ -8,8 +8,9 @@ from typing import ClassVar, get_args
 import anyio
 from starlette.types import ASGIApp
 
+from resilient_llm._spawn import spawn
+
 from ._exchange import AppErrors, Exchange, TransportErrors
-from ._spawn import spawn
 
 
 class InMemoryServer:

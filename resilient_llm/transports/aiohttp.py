@@ -76,9 +76,10 @@ class AiohttpTransport:
     async def __call__(self, request: Request) -> Reply:
         """Send a request, and give the reply once its head is there.
 
-        A request that met a connection which the server had just closed is sent again, once, on a new one. Raises
-        `LocalProtocolError` and `aiohttp.InvalidURL` for a request that cannot be sent, `EventLoopError` outside
-        asyncio and its own event loop, what an upload raises, and aiohttp's exceptions.
+        A request that met a connection which the server had just closed is sent again, once, on a new one: where word
+        of that comes within a second, and nothing else did. Raises `LocalProtocolError` and `aiohttp.InvalidURL` for
+        a request that cannot be sent, `EventLoopError` outside asyncio and its own event loop, what an upload raises,
+        and aiohttp's exceptions.
         """
         try:
             return await self._answered(self._here(), request, url_of(request.url))

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
 
+from resilient_llm.transports.stale import was_closed_before
+
 if TYPE_CHECKING:
     from aiohttp.client_reqrep import ClientRequest
     from aiohttp.connector import Connection
@@ -36,12 +38,11 @@ class Exchange:
 
     @property
     def stale(self) -> bool:
-        """Tell whether the connection had been used before and then said nothing to this request.
-
-        RFC 9112, section 9.3.1: it was closed by the server before the request came.
-        """
+        """Tell whether its connection is over as if the server had closed it before this request came."""
         protocol = self._protocol
-        return protocol is not None and protocol.uses > 1 and not protocol.heard
+        return protocol is not None and was_closed_before(
+            uses=protocol.uses, heard=protocol.heard, age=protocol.age()
+        )
 
 
 current: ContextVar[Exchange] = ContextVar("resilient_llm_aiohttp_exchange")
@@ -51,6 +52,7 @@ class _Protocol(ResponseHandler):
     """A connection that says what became of it, and leaves at once."""
 
     uses = 0
+    _since = 0.0
     heard = False
     """Something came in answer to the request that has it, or had it last."""
     idle = False
@@ -66,7 +68,12 @@ class _Protocol(ResponseHandler):
     def use(self) -> None:
         """Belong to a request."""
         self.uses += 1
+        self._since = self._loop.time()
         self.heard = self.idle = False
+
+    def age(self) -> float:
+        """Give the seconds since it was given the request that has it, or had it last."""
+        return self._loop.time() - self._since
 
     def rest(self) -> None:
         """Belong to none."""

@@ -64,9 +64,10 @@ class Http1Transport:
     async def __call__(self, request: Request) -> Reply:
         """Send a request, and give the reply once its head is there.
 
-        A request that met a connection which the server had just closed is sent again, once, on a new one. Raises
-        the exceptions of `resilient_llm.transports.failures`, `EventLoopError` outside asyncio and its own event loop,
-        and what an upload raises.
+        A request that met a connection which the server had just closed is sent again, once, on a new one: where word
+        of that comes within a second, and nothing else did. Raises the exceptions of
+        `resilient_llm.transports.failures`, `EventLoopError` outside asyncio and its own event loop, and what an
+        upload raises.
         """
         pool, place = self._here(), place_of(request.url)
         head, length = written(request, place)

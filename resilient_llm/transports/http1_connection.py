@@ -16,6 +16,7 @@ from resilient_llm.transports.failures import NetworkError, ReadError, RemotePro
 from resilient_llm.transports.http1_incoming import Incoming
 from resilient_llm.transports.http1_parser import ReplyParser
 from resilient_llm.transports.http1_request import Origin
+from resilient_llm.transports.stale import was_closed_before
 
 __all__ = ["Connection"]
 
@@ -41,6 +42,7 @@ class Connection(asyncio.Protocol):
         "_made",
         "_parser",
         "_rest",
+        "_since",
         "_transport",
         "_upload",
         "closed",
@@ -67,6 +69,8 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._incoming: Incoming | None = None
         """The reply that is expected; none while the connection is idle."""
+        self._since = 0.0
+        """When it was given the request that has it, or had it last."""
         self._is_sent = False
         self._upload: asyncio.Task[None] | None = None
         self._is_full = False
@@ -76,11 +80,8 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_stale(self) -> bool:
-        """Tell whether it had been used before, and then said nothing to its last request.
-
-        RFC 9112, section 9.3.1: the server had closed it before the request came.
-        """
-        return self.uses > 1 and not self.heard
+        """Tell whether it is over as if the server had closed it before its last request came."""
+        return was_closed_before(uses=self.uses, heard=self.heard, age=self._loop.time() - self._since)
 
     def expect(self, *, bodiless: bool) -> Incoming:
         """Belong to a request, and give its reply, which is still to come.
@@ -89,6 +90,7 @@ class Connection(asyncio.Protocol):
         """
         self.uses += 1
         self.heard = self._is_sent = False
+        self._since = self._loop.time()
         self._parser.begin(bodiless=bodiless)
         self._incoming = incoming = Incoming(self, self._loop)
         return incoming

@@ -554,3 +554,12 @@ def test_options_that_cannot_work_are_refused(options: dict[str, Any], message: 
     with pytest.raises(ConfigurationError) as raised:
         ResilienceMiddleware(app_that_takes(0), **{"tenant": "x-tenant-id", **options})
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize("asked", ["0.30000000000000004", ".3", "3e-1"])
+async def test_a_caller_may_write_its_deadline_as_its_language_does(asked: str) -> None:
+    connection = of("acme")
+    connection.scope["headers"].append((b"x-request-timeout", asked.encode()))
+    await connection.run(guard(app_that_takes(5), Deadline(8)))
+    assert connection.status == 504
+    assert connection.ended == pytest.approx(0.3)

@@ -66,6 +66,17 @@ class Handler:
         await respond(send)
 
 
+async def test_where_it_cannot_be_said_a_disconnect_cancels(caplog: pytest.LogCaptureFixture) -> None:
+    def fails(_scope: Scope) -> bool:
+        raise KeyError("route")
+
+    guarded = Guarded(Handler(), cancel_on_disconnect=fails)
+    connection = Connection()
+    await leave(connection, guarded.app, after=2)
+    assert connection.ended == 2
+    assert "cancel_on_disconnect=" in caplog.text
+
+
 @pytest.mark.parametrize("cancel", [None, False])
 @pytest.mark.parametrize("unfinished", [False, True])
 async def test_in_the_queue_the_wait_ends_at_once(cancel: bool | None, unfinished: bool) -> None:

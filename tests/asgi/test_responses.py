@@ -55,6 +55,21 @@ async def refused(error: Exception, *, method: str = "GET", path: str = "/", **o
     return await Connection(method=method, path=path).run(app)
 
 
+@pytest.mark.parametrize("chosen", ["xml", [], None, ZeroDivisionError()])
+async def test_a_format_that_cannot_be_had_is_problem_json(
+    chosen: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def error_format(_scope: Scope) -> Any:
+        if isinstance(chosen, Exception):
+            raise chosen
+        return chosen
+
+    connection = await refused(BulkheadFullError("full", name="tenants"), error_format=error_format)
+    assert connection.status == 429
+    assert connection.headers[b"content-type"] == b"application/problem+json"
+    assert "the answer is in the format 'problem'" in caplog.text
+
+
 async def test_a_refusal_is_problem_json() -> None:
     connection = await refused(BulkheadFullError(f"no room for {SECRET}", retry_after=2.5, name="tenants"))
     assert connection.status == 429

@@ -178,9 +178,9 @@ def test_nothing_is_admitted_before_the_break_has_elapsed() -> None:
     refusal = refused(circuit, 112.0)
     assert refusal == Refusal(3.0, CircuitState.OPEN, "consecutive_failures")
     assert circuit.retry_after(112.0) == 3.0
-    assert not circuit.allows(114.9)
+    assert circuit.retry_after(114.9) > 0
     circuit.drain()
-    assert circuit.allows(115.0)
+    assert circuit.retry_after(115.0) == 0
     assert circuit.drain() == [], "asking is not admitting"
     assert admitted(circuit, 115.0).is_probe
     assert moves(circuit) == [("open", "half_open", "break_elapsed", 115.0)]
@@ -215,7 +215,7 @@ def test_retry_after_on_a_failure_extends_the_break() -> None:
     for _ in range(5):
         call(circuit, 0.0, Result.FAILURE, retry_after=40.0)
     assert circuit.retry_after(0.0) == 40.0
-    assert not circuit.allows(39.0)
+    assert circuit.retry_after(39.0) > 0
     call(circuit, 40.0, Result.FAILURE, retry_after=1.0)
     assert circuit.retry_after(40.0) == 22.5, "a hint never shortens a break"
 
@@ -243,7 +243,7 @@ def test_jitter_only_lengthens_a_break_and_comes_from_the_rng_given() -> None:
 @pytest.mark.parametrize("result", [Result.NEUTRAL, Result.THROTTLED])
 def test_a_probe_without_a_verdict_frees_its_place_at_once(result: Result) -> None:
     circuit, probe = half_opened(Circuit())
-    assert not circuit.allows(16.0)
+    assert circuit.retry_after(16.0) > 0
     circuit.record(probe, 16.0, result)
     assert circuit.state is CircuitState.HALF_OPEN
     assert admitted(circuit, 16.0).is_probe
@@ -297,7 +297,7 @@ def test_probes_outstanding_when_another_fails_are_dropped() -> None:
 def test_a_lost_probe_is_reported_at_the_end_of_its_lease_whoever_notices_it_when() -> None:
     circuit, probe = half_opened(Circuit())
     circuit.drain()
-    assert not circuit.allows(74.9)
+    assert circuit.retry_after(74.9) > 0
     assert circuit.drain() == []
     later = admitted(circuit, 500.0)
     assert moves(circuit) == [
@@ -380,7 +380,7 @@ def test_an_isolated_circuit_lets_nothing_through_until_it_is_closed() -> None:
     circuit.isolate(17.0)
     circuit.record(probe, 18.0, Result.SUCCESS)
     assert refused(circuit, 1e9) == Refusal(math.inf, CircuitState.ISOLATED, "isolated")
-    assert not circuit.allows(1e9)
+    assert circuit.retry_after(1e9) > 0
     assert circuit.retry_after(1e9) == math.inf
     circuit.close(1e9)
     assert not admitted(circuit, 1e9).is_probe
@@ -562,7 +562,7 @@ def test_cb_03_a_cancelled_probe_frees_its_place_and_the_next_call_probes() -> N
 
 def test_cb_03_a_probe_that_hangs_is_presumed_lost_and_its_late_result_dropped() -> None:
     circuit, probe = half_opened(Circuit())
-    assert not circuit.allows(74.0)
+    assert circuit.retry_after(74.0) > 0
     circuit.record(probe, 75.0, Result.SUCCESS)  # the lease ends with its 60th second
     assert (circuit.state, circuit.reason) == (CircuitState.OPEN, "probe_timeout")
     assert circuit.retry_after(75.0) == 22.5
@@ -608,8 +608,8 @@ def test_cb_10_the_later_of_two_hints_stands(hints: tuple[float, float]) -> None
     call(circuit, 0.0, Result.FAILURE, retry_after=first)
     circuit.record(slow_call, 0.25, Result.FAILURE, retry_after=second)
     until = max(0.0 + first, 0.25 + second)
-    assert not circuit.allows(until - 0.01)
-    assert circuit.allows(until)
+    assert circuit.retry_after(until - 0.01) > 0
+    assert circuit.retry_after(until) == 0
 
 
 def test_cb_11_calls_in_flight_count_when_they_end() -> None:

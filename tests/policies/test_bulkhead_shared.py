@@ -179,7 +179,7 @@ async def test_keys_need_not_be_tenants() -> None:
 # --- Functions of the application
 
 
-@pytest.mark.parametrize("answer", [0, -1, float("inf"), float("nan"), "many", None])
+@pytest.mark.parametrize("answer", [0, -1, 10**400, float("inf"), float("nan"), "many", None])
 @pytest.mark.parametrize("option", ["weights", "cost"])
 async def test_a_function_that_gives_nonsense_breaks_no_call(
     option: str, answer: object, caplog: pytest.LogCaptureFixture
@@ -475,6 +475,11 @@ async def test_one_bulkhead_at_the_asgi_door_and_behind_it_is_an_error_and_no_de
         ({"shared": 4, "max_queued": 10, "max_queued_total": 9}, "max_queued_total=9: allowed"),
         ({"shared": 4, "weights": {"a": 0}}, "weights: 0 for 'a': allowed"),
         ({"shared": 4, "weights": {"a": "much"}}, "weights: 'much' for 'a'"),
+        (
+            {"shared": 4, "weights": {"a": 1e17}},
+            "weights: 1e.17 for 'a': allowed are numbers from 1e-6 to 1e6",
+        ),
+        ({"shared": 4, "weights": {"a": True}}, "weights: True for 'a'"),
         ({"shared": 4, "weights": 3}, "weights=3: allowed"),
         ({"shared": 4, "cost": "money"}, "cost='money': allowed"),
         ({"shared": 4, "cost": 3}, "cost=3: allowed"),
@@ -494,6 +499,9 @@ async def test_options_that_cannot_work_are_refused(options: dict[str, Any], mes
     [
         (lambda bulkhead: bulkhead.resize(0), "max_concurrent=0"),
         (lambda bulkhead: bulkhead.resize(shared=0), "shared=0"),
+        (lambda bulkhead: bulkhead.resize(100), "max_concurrent=100"),
+        (lambda bulkhead: bulkhead.resize(3, shared=2), "shared=2: allowed are whole numbers from 3"),
+        (lambda bulkhead: bulkhead.resize(shared=1), "shared=1: allowed are whole numbers from 2"),
         (lambda bulkhead: bulkhead.resize(1, shared=2.5), "shared=2.5"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 from typing import Any
 
@@ -416,6 +417,24 @@ async def test_gauges_do_not_name_tenants() -> None:
     ]
 
 
+async def test_gauges_have_a_word_for_keys_without_a_limit_of_their_own() -> None:
+    limit = ConcurrencyLimit(key="model", max_keys=1)
+    provider = Provider(duration=1.0)
+
+    async def ask(model: str) -> None:
+        await Door(limit, provider=provider)(model=model)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(ask, "m")
+        await wait_all_tasks_blocked()
+        group.start_soon(ask, "another")
+        await wait_all_tasks_blocked()
+        assert [labels["resilient_llm.limiter.name"] for _, labels in limit._observe_limit()] == [
+            "concurrency_limit:m",
+            "concurrency_limit:other",
+        ]
+
+
 async def test_it_finds_what_an_upstream_takes_and_follows_it() -> None:
     """Enough callers for any limit, and an upstream that refuses what is too much."""
     takes, running, refused, answered = 12, 0, 0, 0
@@ -490,3 +509,28 @@ async def test_it_stands_inside_the_retry_and_not_at_the_asgi_door() -> None:
 async def test_options_that_cannot_work_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         ConcurrencyLimit(**options)
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+async def test_an_algorithm_that_fails_keeps_no_slot(dry_run: bool, caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(Recorder):
+        def on_sample(self, now: float, sent: Sent, *, dropped: bool) -> int:
+            super().on_sample(now, sent, dropped=dropped)
+            answer: int = answers[len(self.samples) - 1]()
+            return answer
+
+    answers: list[Any] = [lambda: 1 / 0, lambda: math.nan, lambda: -1, lambda: None, lambda: 1]
+    algorithm = Failing(1)
+    limit = ConcurrencyLimit(algorithm=lambda: algorithm, max_queued=0, dry_run=dry_run)
+    door = Door(limit, provider=Provider())
+    for _ in answers:
+        await door()
+        assert limit.in_use() == 0
+    assert len(algorithm.samples) == len(answers)
+    assert all("algorithm=" in record.getMessage() for record in caplog.records)
+    assert len(caplog.records) == 2  # one for each kind of failure
+
+
+def test_a_limit_is_a_targets_by_its_place_in_the_key() -> None:
+    limit = ConcurrencyLimit(key=("model", "target"))
+    assert limit.keys_of("gpt-4o") == []

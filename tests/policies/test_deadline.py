@@ -9,6 +9,7 @@ import anyio
 import pytest
 
 from resilient_llm import ConfigurationError, Deadline, DeadlineExceededError
+from resilient_llm.policies.deadline import read_seconds
 from tests.support import Door, Provider, cancel_at_every_await
 
 pytestmark = pytest.mark.anyio
@@ -101,3 +102,28 @@ async def test_cancellation_at_every_await_finishes_the_call() -> None:
 async def test_totals_that_cannot_work_are_refused(total: float) -> None:
     with pytest.raises(ConfigurationError, match="total="):
         Deadline(total)
+
+
+@pytest.mark.parametrize(
+    ("asked", "seconds"),
+    [
+        ("2.5", 2.5),
+        (" 2 ", 2),
+        ("2.", 2),
+        (".5", 0.5),
+        ("5e-1", 0.5),
+        ("1E+0", 1),
+        (str(0.1 + 0.2), 0.1 + 0.2),
+        (repr(1 / 3), 1 / 3),
+        ("0", 0),
+        ("1e400", math.inf),
+        ("9" * 64, float("9" * 64)),
+        *(
+            (wrong, None)
+            for wrong in ("9" * 65, "", ".", "-1", "+1", "nan", "inf", "1_0", "0x1", "1,5", "1 s")
+        ),
+        ("\u0662", None),
+    ],
+)
+def test_a_header_holds_seconds_as_any_language_writes_them(asked: str, seconds: float | None) -> None:
+    assert read_seconds(asked.encode()) == seconds

@@ -22,7 +22,8 @@ from resilient_llm import (
     Reply,
     Retry,
 )
-from resilient_llm.call import Again, Call
+from resilient_llm.alternatives import Again
+from resilient_llm.call import Call
 from resilient_llm.outcome import SUCCESS, Outcome, Verdict
 from tests.policies.hedging import Attempts, InTurn
 from tests.support import BAD_REQUEST, FAILURE, THROTTLED, Door, Provider, cancel_at_every_await

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import anyio
 import pytest
@@ -190,6 +191,28 @@ async def test_a_weight_that_fails_breaks_no_call(wrong: object, caplog: pytest.
     await together([door] * 3)
     assert provider.times == [0, 1, 2]
     assert "weights=" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("beside", "named"),
+    [
+        ({"requests_per_minute": 5}, "requests_per_minute="),
+        ({"window": 1}, "window="),
+        ({"key": "model", "learn": True}, "key=, learn="),
+    ],
+)
+def test_what_stands_for_a_single_limit_excludes_several(beside: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"limits= and {named} exclude each other"):
+        RateLimit(limits=[Limit(key=None, requests_per_minute=60)], **beside)
+
+
+_ONE = Limit(key=None, requests_per_minute=60)
+
+
+@pytest.mark.parametrize("wrong", [_ONE, [5], [Limit], "ab", iter([_ONE]), False, None, 0])
+def test_limits_are_a_list_of_them(wrong: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"limits(\[0\])?=.*: allowed are .*Limit objects"):
+        RateLimit(requests_per_minute=1, limits=wrong)
 
 
 async def test_cost_says_how_many_requests_a_call_counts_as() -> None:

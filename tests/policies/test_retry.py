@@ -11,14 +11,25 @@ import pytest
 from resilient_llm import (
     AttemptError,
     Backoff,
+    Call,
     CircuitBreaker,
     CircuitOpenError,
     ConfigurationError,
     Deadline,
+    Reply,
     Retry,
 )
-from resilient_llm.outcome import Outcome, Verdict
-from tests.support import BAD_REQUEST, FAILURE, THROTTLED, Door, Provider, Step, cancel_at_every_await
+from resilient_llm.outcome import SUCCESS, Outcome, Verdict
+from tests.support import (
+    BAD_REQUEST,
+    FAILURE,
+    THROTTLED,
+    Door,
+    Nothing,
+    Provider,
+    Step,
+    cancel_at_every_await,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -302,3 +313,17 @@ async def test_a_backoff_longer_than_the_deadline_is_a_build_error() -> None:
     slow = Backoff(initial=20, maximum=20, jitter="none")
     with pytest.raises(ConfigurationError, match="no retry fits"):
         Door(Deadline(10), Retry(backoff=slow), provider=Provider())
+
+
+async def test_a_failed_reply_that_cannot_be_closed_keeps_nobody_from_trying_again() -> None:
+    class Unclosable(Nothing):
+        async def aclose(self) -> None:
+            raise OSError
+
+    async def provider(attempt: Call) -> Reply:
+        if attempt.number == 1:
+            raise AttemptError(FAILURE, reply=Reply(500, [], Unclosable()))
+        attempt.finish(SUCCESS)
+        return Reply(200, [], Nothing(), complete=True)
+
+    assert (await Door(Retry(backoff=FIXED), provider=provider)()).status == 200

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
+import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from resilient_llm import (
+    Bulkhead,
     Call,
     ConfigurationError,
     CostExceedsCapacityError,
@@ -26,7 +29,7 @@ from resilient_llm import (
 )
 from resilient_llm._loop import EventLoop
 from resilient_llm.ordering import Door as DoorName
-from resilient_llm.policies.tokens import MOST_TOKENS, estimate_once
+from resilient_llm.policies.tokens import MOST_TOKENS, estimate_once, forget_estimates
 from resilient_llm.telemetry.silent import SILENT
 from tests.policies.rate_limiting import Answer, Answers
 from tests.support import FAILURE, Door
@@ -288,3 +291,46 @@ async def test_a_call_that_asks_for_an_absurd_answer_is_refused_and_leaves_nothi
     with pytest.raises(CostExceedsCapacityError):
         await door(body=json.dumps({"prompt": "x", "max_tokens": 10**400}).encode())
     assert limit.levels(door.calls[0])[0].remaining == 1_000
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("dry_run", [False, True])
+async def test_each_policy_goes_by_its_own_estimate(dry_run: bool) -> None:
+    asked: list[str] = []
+
+    def estimate(call: Call) -> float:
+        asked.append(call.request.url)
+        return 100
+
+    room = Bulkhead(max_concurrent=1, shared=1, cost="tokens", max_wait=math.inf, dry_run=dry_run)
+    limit = RateLimit(tokens_per_minute=600, key=None, window=10, estimate=estimate, max_wait=math.inf)
+    pipeline = Pipeline([room, limit])
+    done: list[float] = []
+
+    async def work() -> None:
+        await anyio.sleep(0.1)
+        done.append(anyio.current_time())
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(20):
+            tasks.start_soon(pipeline.run, work)
+        await anyio.sleep(60)
+        assert len(done) == 6  # of 100 tokens each, whoever has waited for a slot and so was estimated before
+        tasks.cancel_scope.cancel()
+    assert len(asked) <= 20
+
+
+@pytest.mark.anyio
+async def test_estimates_are_kept_for_who_made_them_and_shared_by_equals() -> None:
+    one = call({"prompt": "x" * 400, "max_tokens": 10})
+    assert [estimate_once(one, TokenEstimate()) for _ in range(2)] == [110, 110]
+    times: list[Call] = []
+
+    def own(asking: Call) -> float:
+        times.append(asking)
+        return 7
+
+    assert [estimate_once(one, own) for _ in range(2)] == [7, 7]
+    assert (one.tokens, len(times)) == (110, 1)
+    forget_estimates(one)
+    assert estimate_once(one, own) == one.tokens == 7

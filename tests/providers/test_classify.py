@@ -7,6 +7,8 @@ import pytest
 
 from resilient_llm.outcome import Scope, Verdict
 from resilient_llm.providers import ANTHROPIC, BEDROCK, DIALECTS, GEMINI, OPENAI, UNKNOWN, Dialect
+from resilient_llm.providers.base import _is_name
+from resilient_llm.providers.codes import CODES
 
 HeaderList = list[tuple[bytes, bytes]]
 
@@ -618,11 +620,70 @@ def test_a_date_without_a_clock_beside_it_is_read_by_the_systems_clock() -> None
     assert outcome.retry_after > 1e9
 
 
-@pytest.mark.parametrize(
-    "name", ["req_011CSHoEeqs5C35K2UUqR7Fy", "a" * 49, "two words", "café", "-x", "x.", "123", "a\nb", ""]
-)
+NO_NAMES = [
+    "req_011CSHoEeqs5C35K2UUqR7Fy",
+    "a" * 49,
+    "two words",
+    "café",
+    "-x",
+    "x.",
+    "123",
+    "a\nb",
+    "",
+    # Keys, as a provider might repeat them.
+    "sk-provider-SECRET-aaaaaaaaaaaaaaaa",
+    "sk-ant-api03-abcdefghijklmnopqrst",
+    "gsk_abcdefghijklmnopqrstuvwxyz",
+    "AIzaSyabcdefghijklmnopqrstuvwxyz",
+    "abcdefghijklmnopqrstuvwxyz",
+    "ABCDEFGHIJKLMNOP",
+    "Qx7vBnLwpRtYgHsKd",
+    "keyQzVbNwPrTyGsKd",
+    "AKIAIOSFODNNEXAMPLE",
+    "error_1234",
+    "e1r2r3o4r",
+]
+
+
+@pytest.mark.parametrize("name", NO_NAMES)
 def test_what_is_no_name_does_not_reach_telemetry(name: str) -> None:
-    assert OPENAI.classify(400, [], json.dumps(openai_error("m", None, name)).encode()).error_type == "400"
+    for status, error in (
+        (400, openai_error("m", None, name)),
+        (400, openai_error("m", name, None)),
+        (500, {"type": "error", "error": {"type": name, "message": name}}),
+        (500, {"__type": name, "message": name}),
+    ):
+        outcome = OPENAI.classify(status, [(b"x-amzn-errortype", name.encode())], json.dumps(error).encode())
+        assert outcome.error_type == str(status)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model_not_found",
+        "unsupported_parameter",
+        "string_above_max_length",
+        "invalid_base64_image",
+        "invalid_image_url",
+        "tool_use_failed",
+        "json_validate_failed",
+        "max_tokens_exceeded",
+        "bulkhead_full",  # of another sidecar
+        "NotFoundError",
+        "DeploymentNotFound",
+        "ContextWindowExceededError",
+        "RESOURCE_PROJECT_INVALID",
+        "SERVICE_DISABLED",
+        "DependencyFailedException",
+    ],
+)
+def test_names_made_of_words_are_told_though_nobody_knows_them(name: str) -> None:
+    assert name.lower() not in CODES
+    assert OPENAI.classify(409, [], json.dumps(openai_error("m", None, name)).encode()).error_type == name
+
+
+def test_every_name_that_means_something_is_one() -> None:
+    assert [name for name in CODES if not _is_name(name) or not _is_name(name.upper())] == []
 
 
 def test_names_are_known_in_any_case() -> None:

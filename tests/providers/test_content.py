@@ -140,3 +140,53 @@ def test_a_plain_body_is_held_to_the_limit_too() -> None:
 def test_nothing_raises_and_nothing_grows(encoding: bytes, body: bytes, max_size: int) -> None:
     decoded = decode_body(encoded_with(encoding), body, max_size=max_size)
     assert decoded is None or len(decoded) <= max_size
+
+
+def read(encoding: bytes, body: bytes, size: int, *, strict: bool) -> tuple[bytes, content.ContentDecoder]:
+    decoder = content.ContentDecoder(encoded_with(encoding), strict=strict)
+    return b"".join(decoder.feed(body[at : at + size]) for at in range(0, len(body), size)), decoder
+
+
+def brotli(body: bytes) -> bytes:
+    compressed: bytes = pytest.importorskip("brotli").compress(body)
+    return compressed
+
+
+STRICT: list[tuple[bytes, Compress]] = [
+    (b"gzip", gzip.compress),
+    (b"deflate", zlib.compress),
+    (b"deflate", deflate_raw),
+    (b"br", brotli),
+    (b"gzip, gzip", lambda body: gzip.compress(gzip.compress(body))),
+    (b"gzip", lambda body: gzip.compress(body[:100]) + gzip.compress(body[100:])),
+]
+
+
+@pytest.mark.parametrize("size", [1, 7, 1_000_000])
+@pytest.mark.parametrize(("encoding", "compress"), STRICT)
+def test_a_strict_reader_takes_what_is_whole_and_nothing_else(
+    encoding: bytes, compress: Compress, size: int
+) -> None:
+    body = compress(BODY)
+    decoded, decoder = read(encoding, body, size, strict=True)
+    assert (decoded, decoder.false, decoder.cut) == (BODY, False, False)
+    for missing in (1, 5):
+        _, decoder = read(encoding, body[:-missing], size, strict=True)
+        assert decoder.cut
+        assert not decoder.false
+    for more in (b"x", b"\0" * 9, BODY):
+        _, decoder = read(encoding, body + more, size, strict=True)
+        assert decoder.false
+    _, decoder = read(encoding, compress(BODY[:27])[:-1], size, strict=True)
+    assert decoder.cut
+
+
+@pytest.mark.parametrize("encoding", [b"gzip", b"deflate"])
+def test_others_read_over_what_comes_after_the_end(encoding: bytes) -> None:
+    body = gzip.compress(BODY) if encoding == b"gzip" else zlib.compress(BODY)
+    decoded, decoder = read(encoding, body + b"padding", 7, strict=False)
+    assert (decoded, decoder.false, decoder.cut) == (BODY, False, False)
+
+
+def test_nothing_at_all_is_not_cut() -> None:
+    assert not read(b"gzip", b"", 1, strict=True)[1].cut

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 import pytest
 
 from resilient_llm._kept import LONGEST_MODEL
-from resilient_llm.call import Profile
 from resilient_llm.message import Request
+from resilient_llm.profile import Profile
 from resilient_llm.providers import (
     ANTHROPIC,
     BEDROCK,

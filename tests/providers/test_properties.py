@@ -6,9 +6,9 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilient_llm.call import Profile
 from resilient_llm.message import Request
 from resilient_llm.outcome import Outcome, Scope, Verdict
+from resilient_llm.profile import Profile
 from resilient_llm.providers import DIALECTS, UNKNOWN, Dialect, dialect_for
 from resilient_llm.providers.codes import CODES
 

@@ -9,9 +9,9 @@ import httpx2
 import openai
 import pytest
 
-from resilient_llm.call import Profile
 from resilient_llm.message import Request
 from resilient_llm.outcome import Outcome
+from resilient_llm.profile import Profile
 from resilient_llm.providers import (
     ANTHROPIC,
     BEDROCK,

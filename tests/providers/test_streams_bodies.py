@@ -135,6 +135,18 @@ EXAMPLES = [
         ("length",),
     ),
     Example(
+        "completion with more tokens than there are",
+        OPENAI,
+        chat(
+            choice("stop", content="Hello, you"),
+            usage={"prompt_tokens": 10**20, "completion_tokens": 10**9 + 1, "total_tokens": 10**20},
+        ),
+        tokens(None, 3, estimated=True),
+        "gpt-4o",
+        "chatcmpl-1",
+        ("stop",),
+    ),
+    Example(
         "embeddings",
         OPENAI,
         {

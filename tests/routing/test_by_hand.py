@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import logging
 import threading
+from typing import Any
 
 import anyio
 import pytest
 
-from resilient_llm import AttemptError, CircuitBreaker, ConfigurationError, NoTargetError, Retry, Router
+from resilient_llm import (
+    AttemptError,
+    CircuitBreaker,
+    CircuitState,
+    ConfigurationError,
+    NoTargetError,
+    Retry,
+    Router,
+)
+from resilient_llm.policies._keyed import is_of_target
 from resilient_llm.routing.balancers import PeakEWMA, Priority, WeightedLeastConnections, WeightedRandom
 from tests.routing.test_stored_answers import Storing, asking
 from tests.routing.upstreams import (
@@ -262,3 +272,36 @@ async def test_a_router_that_has_not_been_used_has_nothing_to_be_taken_over() ->
     new.take_over(old)
     await door(Upstreams(), new)()
     assert new.health().attempts == 1
+
+
+async def test_whose_a_circuit_is_its_key_says_by_the_place_of_the_target_in_it() -> None:
+    circuit = CircuitBreaker(key=("model", "target"), consecutive_failures=1)
+    upstreams = Upstreams(gpt4=[OVERLOADED])
+    shared = router({"a": [target("gpt4", model="a")], "gpt4": [target("a", model="gpt4")]})
+    one = Door(Retry(max_attempts=1), shared, circuit, provider=upstreams)
+    with pytest.raises(AttemptError):
+        await one(model="a")
+    assert circuit.states() == {("a", "gpt4"): CircuitState.OPEN}
+    assert circuit.keys_of("gpt4") == [("a", "gpt4")]
+    assert circuit.keys_of("a") == []  # it is only a model's name there
+    shared.restore("a")
+    assert circuit.state(("a", "gpt4")) is CircuitState.OPEN
+    shared.restore("gpt4")
+    assert circuit.state(("a", "gpt4")) is CircuitState.CLOSED
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "its"),
+    [
+        ("target", "a", True),
+        (("target",), "a", True),
+        (("tenant", "target"), ("b", "a"), True),
+        (("tenant", "target"), ("a", "b"), False),
+        (("tenant", "model"), ("a", "a"), False),
+        ("model", "a", False),
+        (str, "a", True),
+        (str, ("a", "b"), False),
+    ],
+)
+def test_of_what_functions_give_a_targets_name_is_its(key: Any, value: Any, its: bool) -> None:
+    assert is_of_target(key, value, "a") is its

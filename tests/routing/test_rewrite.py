@@ -24,6 +24,7 @@ from resilient_llm.presets import (
     VLLM,
 )
 from resilient_llm.routing.rewrite import keeps_model, rewrite
+from resilient_llm.transports.http1_request import place_of, written
 
 SECRET = "sk-of-the-target"
 CALLERS: Headers = [
@@ -379,6 +380,15 @@ def test_host_and_length_are_right_and_headers_keep_their_order() -> None:
     ]
     assert rewrite(request, at("https://h:443/v1"), None).header(b"host") == b"h"
     assert rewrite(request, at("https://h:443/v1"), None).header(b"content-md5") == b"x"
+
+
+def test_a_host_of_the_targets_own_is_sent_once_in_place_of_the_urls() -> None:
+    target = Target(name="t", url="http://10.0.0.1:8080/v1", headers={"Host": "virtual.example"})
+    changed = rewrite(post(OPENAI_CHAT, headers=OTHERS), target, None)
+    assert changed.url == "http://10.0.0.1:8080/v1/chat/completions"
+    assert [one for one in changed.headers if one[0].lower() == b"host"] == [(b"host", b"virtual.example")]
+    head, _ = written(changed, place_of(changed.url))
+    assert head.lower().count(b"host: ") == 1
 
 
 def test_a_body_without_a_length_gets_none() -> None:

@@ -35,6 +35,8 @@ class Watched:
     left: Callable[[], None] | None = None
     """What is called when the client leaves."""
 
+    rejection = None
+
     def has_whole_body(self) -> bool:
         return True
 

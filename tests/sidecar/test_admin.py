@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
+from prometheus_client import generate_latest
 
 from resilient_llm.message import Headers
 from resilient_llm.sidecar import Config, ConfigError, Sidecar, parse
@@ -144,6 +147,34 @@ async def test_it_is_reloaded_by_a_call(tmp_path: Path) -> None:
     assert ":11: server.deadline = 0: allowed are numbers above 0" in refused.json["error"]
     assert (await get(admin, "/admin/health")).json["reload"]["error"] == refused.json["error"]
     assert (await get(admin, "/admin/reload")).headers[b"allow"] == b"POST"
+
+
+async def test_metrics_are_read_where_calls_run_and_written_down_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    where: dict[str, int] = {}
+
+    class Owner:
+        def observe(self) -> list[tuple[float, dict[str, str]]]:
+            where["read"] = threading.get_ident()
+            return [(7.0, {})]
+
+    def write(*given: Any, **options: Any) -> bytes:
+        where["written"] = threading.get_ident()
+        text: bytes = generate_latest(*given, **options)
+        return text
+
+    monkeypatch.setattr("prometheus_client.generate_latest", write)
+    seen = observe(parse(TOML))
+    assert seen.telemetry is not None
+    assert seen.metrics is not None
+    owner = Owner()
+    seen.telemetry.observe("own.gauge", owner.observe, "1", "One of this test")
+    for _ in range(2):
+        text, _kind = await seen.metrics()
+        assert b"own_gauge 7.0\n" in text
+    seen.shutdown()
+    assert where["read"] == threading.get_ident() != where["written"]
 
 
 async def test_metrics_are_prometheus() -> None:

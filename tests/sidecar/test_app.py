@@ -175,7 +175,7 @@ async def test_what_a_model_is_called_can_be_written_down(path: str, tenant: str
     answered = await ask(sidecar, {**ASK, "model": "whole \U0001f600"}, path=path, headers=[GLOBEX])
     assert answered.status == 200
     assert seen.metrics is not None
-    assert "whole \U0001f600" in seen.metrics()[0].decode()
+    assert "whole \U0001f600" in (await seen.metrics())[0].decode()
     seen.shutdown()
 
 
@@ -338,10 +338,29 @@ async def test_http_12_bodies_are_bounded_as_sent_and_decoded(
         assert request.headers["content-length"] == str(len(request.raw_body))
 
 
-async def test_http_12_a_gzip_that_is_cut_off_is_refused() -> None:
-    cut = gzip.compress(json.dumps({**ASK, "pad": "x" * 1000}).encode())[:-20]
-    answered = await ask(memory(FakeProvider()), cut, headers=[(b"content-encoding", b"gzip")])
+@pytest.mark.parametrize(
+    ("encoding", "body"),
+    [
+        (b"gzip", gzip.compress(json.dumps(ASK).encode())[:-20]),
+        (b"gzip", gzip.compress(json.dumps(ASK).encode())[:-5]),  # all of the JSON is there
+        (b"gzip", gzip.compress(json.dumps(ASK).encode()) + b"more"),
+        (b"gzip, gzip", gzip.compress(gzip.compress(json.dumps(ASK).encode())[:-5])),
+        (b"deflate", zlib.compress(json.dumps(ASK).encode())[:-2]),
+        (b"deflate", zlib.compress(json.dumps(ASK).encode()) + b"more"),
+    ],
+)
+async def test_http_12_a_body_that_is_cut_off_or_goes_on_is_refused(encoding: bytes, body: bytes) -> None:
+    provider = FakeProvider()
+    answered = await ask(memory(provider), body, headers=[(b"content-encoding", encoding)])
     assert answered.status == 400
+    assert b'"code": "invalid_encoding"' in answered.body
+    assert not provider.requests
+
+
+async def test_no_body_at_all_is_not_one_that_is_cut_off() -> None:
+    answered = await ask(memory(FakeProvider()), b"", headers=[(b"content-encoding", b"gzip")])
+    assert answered.status == 400
+    assert b'"code": "invalid_request_error"' in answered.body
 
 
 async def test_http_03_headers_of_the_connection_stay_on_it() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import tomllib
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from tests.sidecar.certificates import Authority
 
 EXAMPLES = Path("examples/gateway")
 TARGET = '[targets.main]\nurl = "http://localhost:8000/v1"\n'
+OF_NOTHING, OF_A_LINE, OF_A_KEY = (hashlib.sha256(what).hexdigest() for what in (b"", b"\n", b"key"))
 
 ERRORS = {
     "a table is misspelled": (
@@ -203,6 +205,30 @@ ERRORS = {
         "4: targets.a.tier: 'tier-9' is no tier of openai: 'tier-1', ",
     ),
     "no TOML": ("[targets", "not TOML"),
+    "a header that connections decide": (
+        TARGET + 'headers = {x-org = "a", connection = "close"}',
+        "3: targets.main.headers.connection = 'close': cannot be given, since each connection decides it",
+    ),
+    "a header that bodies decide": (
+        TARGET + '[targets.main.headers]\nx-org = "a"\nContent-Length = "5"',
+        "5: targets.main.headers.Content-Length = '5': cannot be given, since the body",
+    ),
+    "a port that is none": (
+        '[targets.a]\nurl = "http://x:99999/v1"',
+        "2: targets.a.url = ...: has a port that is none; allowed are whole numbers from 1 to 65535",
+    ),
+    "a collector at a port that is none": (
+        TARGET + '[telemetry]\notlp_endpoint = "http://collector:99999"',
+        '4: telemetry.otlp_endpoint = "http://collector:99999": the URL of a collector',
+    ),
+    "the hash of no key": (
+        TARGET + f'[tenants.a]\nkey_sha256 = "{OF_NOTHING}"',
+        '4: tenants.a.key_sha256 = "...": is the hash of no key at all',
+    ),
+    "the hash of a line break": (
+        TARGET + f'[tenants.a]\nkey_sha256 = ["{OF_A_KEY}", "{OF_A_LINE}"]',
+        "is the hash of no key at all, which nobody can show: was $KEY set?",
+    ),
     "a store without a URL": (
         TARGET + '[store]\nredis_env = "NO_REDIS"',
         "4: store.redis_env: the environment variable NO_REDIS is not set",
@@ -223,6 +249,49 @@ def test_errors_name_the_place_the_value_and_what_is_allowed(
     for part in expected:
         assert part in str(refused.value)
     assert str(refused.value).startswith(f"{file}:")
+
+
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [
+        ("abcdefghij\r\nx: 0123456789", "has a line break in it"),
+        ("abcdefghij 0123456789", "has a blank in it"),
+        ("abcdefghij-ö-0123456789", "has a character in it that no header can hold"),
+        (" \n", "has nothing but blanks"),
+    ],
+)
+def test_a_key_that_cannot_be_sent_is_told_by_its_place(
+    key: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PROVIDER_KEY", key)
+    file = tmp_path / "gateway.toml"
+    file.write_text(TARGET + 'weight = 1\napi_key_env = "PROVIDER_KEY"\n')
+    with pytest.raises(ConfigError) as refused:
+        check(file, environ={"PROVIDER_KEY": key})
+    message = str(refused.value)
+    assert message.startswith(f"{file}:4: targets.main.api_key_env: ")
+    assert f"the environment variable PROVIDER_KEY {why}" in message
+    assert "abcdefghij" not in message
+
+
+def test_a_tenants_key_that_nobody_can_send_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.toml"
+    file.write_text(TARGET + '[admin]\ntoken_env = "T"\n[tenants.a]\nkey_env = "K"\n')
+    good, bad = "abcdefghij0123456789", "abcdefghij\n0123456789"
+    for environ, where in (
+        ({"K": bad, "T": good}, ":6: tenants.a.key_env: the environment variable K has a key with a line"),
+        ({"K": good, "T": bad}, ":4: admin.token_env: the environment variable T has a token with a line"),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            check(file, environ=environ)
+        assert where in str(refused.value)
+        assert "abcdefghij" not in str(refused.value)
+
+
+def test_a_tenants_key_may_have_bytes_that_are_no_text() -> None:
+    raw = b"abcdefghij-\xff-0123456789"
+    config = parse(TARGET + '[tenants.a]\nkey_env = "K"\n')
+    assert key_hashes(config, {"K": os.fsdecode(raw)}) == {hashlib.sha256(raw).digest(): "a"}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import socket
 import struct
 import time
@@ -123,6 +124,67 @@ def test_a_body_that_stops_is_not_waited_for(sent: bytes) -> None:
         entry = sidecar.entries(1)[0]
         assert (entry["status"], entry["outcome"], entry["error"]) == (408, "refused", "request_timeout")
         sidecar.works()
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "code", "why"),
+    [
+        (b"zz\r\n", 400, "malformed_request", "Bad Request, Invalid character in chunk size"),
+        (chunk(BODY) + b"0\r\nx\r\n", 400, "malformed_request", "Bad Request, Invalid header token"),
+        (b"1;" + b"a" * 9_000_000, 431, "headers_too_large", "Request Header Fields Too Large, "),
+        (chunk(BODY) + b"0\r\nx: " + b"y" * 9_000_000, 431, "headers_too_large", "Request Header Fields"),
+    ],
+    ids=["a size that is none", "a trailer that is none", "a long extension", "a long trailer"],
+)
+def test_what_becomes_no_body_is_logged_with_what_its_client_got(
+    sent: bytes, status: int, code: str, why: str
+) -> None:
+    with served() as sidecar, Client(sidecar.url) as client:
+        client.send(CHUNKED)
+        sidecar.wait(lambda: sidecar.sidecar.setup.running, "it began")
+        client.send(sent)
+        assert client.answer().status == status
+        entry = sidecar.entries(1)[0]
+        assert (entry["status"], entry["outcome"], entry["error"]) == (status, "refused", code)
+        assert sidecar.log.lines[0].find(why) > 0
+
+
+def test_who_says_what_is_no_http_while_asking_has_the_status_in_the_log_and_the_call_is_cancelled() -> None:
+    with endless(token_delay=30.0) as sidecar, Client(sidecar.url) as client:
+        client.send(post())
+        sidecar.wait(lambda: sidecar.provider.active, "the provider is asked")
+        client.send(b"\0\r\n\r\n")
+        assert client.answer().status == 400
+        entry = sidecar.entries(1)[0]
+        assert (entry["status"], entry["outcome"], entry["error"]) == (400, "cancelled", "malformed_request")
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "why"),
+    [
+        (b"POST /secret HTTP/1.1\r\nhost: x\r\nsecret secret: x\r\n\r\n", 400, "Invalid header token"),
+        (b"POST /secret HTTP/1.1\r\nx: secret\r\n\r\n", 400, "no host, or two, or one that is none"),
+        (LINE + b"transfer-encoding: secret, chunked\r\n\r\n", 400, "a transfer coding that is not known"),
+        (b"GET http://x:99999999/secret HTTP/1.1\r\nhost: x\r\n\r\n", 400, "a target that is none"),
+        (b"GET /secret HTTP/2.1\r\nhost: x\r\n\r\n", 400, "Invalid HTTP version"),
+        (b"SECRET / HTTP/1.1\r\nhost: x\r\n\r\n", 400, "Invalid method encountered"),
+        (LINE + b"x: secret" + b"y" * 70_000, 431, "bytes of a head"),
+        (LINE + b"x: secret", 408, "54 bytes of a head"),
+    ],
+)
+def test_a_head_that_is_refused_is_logged_with_its_client_and_nothing_of_what_it_has(
+    sent: bytes, status: int, why: str
+) -> None:
+    with served(targets=NOWHERE, head_timeout=0.3) as sidecar, Client(sidecar.url) as client:
+        client.send(sent)
+        answer = client.answer()
+        assert answer.status == status
+        assert why.encode() in answer.body
+        lines = [json.loads(line) for line in sidecar.log.lines]
+        assert [line["client"] for line in lines] == ["{}:{}".format(*client.socket.getsockname())]
+        assert why in lines[0]["message"]
+        assert "secret" not in str(lines).lower()
+        assert not sidecar.log.entries
 
 
 def test_a_body_that_drips_is_waited_for_no_longer_than_a_call() -> None:

@@ -10,12 +10,13 @@ import pytest
 
 from resilient_llm.message import Headers
 from resilient_llm.providers.content import decode_body
-from resilient_llm.sidecar.masked import without_secrets
+from resilient_llm.sidecar.masked import Secrets, without_secrets
 from resilient_llm.streams import BufferedStream
 
 pytestmark = pytest.mark.anyio
 
 KEY = b"sk-of-the-sidecar-0123456789"
+SECRETS = Secrets([KEY.decode()])
 TOLD = b'{"error": {"message": "Incorrect API key: ' + KEY + b'"}}'
 HARMLESS = b'{"error": {"message": "The model does not exist."}}'
 JSON = (b"content-type", b"application/json")
@@ -40,7 +41,7 @@ ENCODINGS: dict[bytes, Callable[[bytes], bytes]] = {
 }
 
 
-async def masked(body: bytes, *headers: tuple[bytes, bytes], secrets: tuple[bytes, ...] = (KEY,)) -> Reply:
+async def masked(body: bytes, *headers: tuple[bytes, bytes], secrets: Secrets = SECRETS) -> Reply:
     stream, after = await without_secrets(
         BufferedStream([body[:10], body[10:]]), [*headers, (b"content-length", b"%d" % len(body))], secrets
     )
@@ -68,18 +69,29 @@ async def test_a_compressed_error_without_a_key_has_its_bytes(encoding: bytes) -
     assert (b"etag", b"x") in headers
 
 
-async def test_keys_in_plain_errors_and_in_headers_are_masked() -> None:
-    body, headers = await masked(TOLD, (b"www-authenticate", b'Bearer error="' + KEY + b'"'))
+async def test_a_key_in_a_plain_error_is_masked() -> None:
+    body, headers = await masked(TOLD, JSON)
     assert body == TOLD.replace(KEY, b"***")
-    assert headers == [
-        (b"www-authenticate", b'Bearer error="***"'),
-        (b"content-length", b"%d" % len(body)),
-    ]
+    assert headers == [JSON, (b"content-length", b"%d" % len(body))]
+
+
+@pytest.mark.parametrize(
+    "spelled",
+    [b"a/key+of==ours", b"a%2Fkey%2Bof%3D%3Dours", rb"a\/key+of==ours"],
+    ids=["plain", "URL", "JSON"],
+)
+async def test_a_key_is_found_however_it_is_spelled(spelled: bytes) -> None:
+    secrets = Secrets(["a/key+of==ours"])
+    assert secrets.are_in(b"<" + spelled + b">")
+    body, _ = await masked(b"<" + spelled + b">", secrets=secrets)
+    assert body == b"<***>"
+    assert not secrets.are_in(b"a/key+of=ours")
 
 
 async def test_a_key_that_begins_with_another_is_masked_whole() -> None:
     body, _ = await masked(
-        b"one-key-of-ours and one-key-of-ours-too", secrets=(b"one-key-of-ours", b"one-key-of-ours-too")
+        b"one-key-of-ours and one-key-of-ours-too",
+        secrets=Secrets(["one-key-of-ours", "one-key-of-ours-too"]),
     )
     assert body == b"*** and ***"
 
@@ -108,6 +120,6 @@ async def test_a_key_behind_the_end_of_what_is_compressed_is_not_passed_on() -> 
 
 async def test_without_keys_there_is_nothing_to_leave_out() -> None:
     sent = b"\x00" + TOLD
-    body, headers = await masked(sent, (b"content-encoding", b"snappy"), secrets=())
+    body, headers = await masked(sent, (b"content-encoding", b"snappy"), secrets=Secrets())
     assert body == sent
     assert (b"content-encoding", b"snappy") in headers

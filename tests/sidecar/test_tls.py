@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import re
 import signal
 import socket
 import ssl
 import subprocess
+import sys
 from pathlib import Path
 
 import httpx
@@ -207,6 +210,53 @@ def test_operators_talk_to_it_by_tls_and_a_reload_shows_them_a_renewed_certifica
         process.signal(signal.SIGTERM)
         code, stderr = process.end()
     assert (code, stderr) == (0, "")
+
+
+@pytest.mark.realtime
+@pytest.mark.skipif(sys.platform != "linux", reason="several processes take Linux")
+@pytest.mark.parametrize("then", ["broken", "gone", "no TLS", "no client_ca"])
+def test_a_worker_that_is_started_again_shows_what_the_others_show(then: str, tmp_path: Path) -> None:
+    authority, clients = Authority(tmp_path), Authority(tmp_path, "clients")
+    authority.sign("server", serial=41, password="of-the-key")
+    context = trusting(authority)
+    context.load_cert_chain(*clients.sign("mine"))
+    more = ', key_password_env = "KEY_PASSWORD", client_ca = "clients.pem"'
+    file = written(tmp_path, more)
+    with started(file, "--workers", "2", KEY_PASSWORD="of-the-key") as (process, url, admin):
+        assert shown(url, context)[0] == 41
+        authority.sign("server", serial=42, password="of-the-key")
+        assert httpx.post(f"{admin}/admin/reload", timeout=60).status_code == 200
+
+        if then == "no TLS":
+            file.write_text(re.sub("(?m)^tls = .*$", "", file.read_text()))
+        elif then == "no client_ca":
+            file.write_text(file.read_text().replace(', client_ca = "clients.pem"', ""))
+        for name in ("server.crt", "server.key", "clients.pem"):
+            if then == "broken":
+                (tmp_path / name).write_text("nothing")
+            elif then == "gone":
+                (tmp_path / name).unlink()
+        refused = then in ("broken", "gone")
+        assert httpx.post(f"{admin}/admin/reload", timeout=60).status_code == (422 if refused else 200)
+
+        def workers() -> list[dict[str, object]]:
+            report = httpx.get(f"{admin}/admin/health", timeout=60).json()
+            return [{name: one[name] for name in ("pid", "restarts")} for one in report["workers"]]
+
+        for one in workers():
+            assert isinstance(one["pid"], int)
+            os.kill(one["pid"], signal.SIGKILL)
+        process.wait_for("a worker is back", 2)
+        assert [one["restarts"] for one in workers()] == [1, 1]
+        assert {shown(url, context)[0] for _ in range(20)} == {42}
+        with pytest.raises(httpx.TransportError):
+            httpx.get(f"{url}/healthz", verify=trusting(authority), timeout=60)
+        log = str(process.lines)
+        assert "PRIVATE KEY" not in log
+        assert "of-the-key" not in log
+        for child in [process.pid, *(one["pid"] for one in workers())]:
+            assert "PRIVATE KEY" not in Path(f"/proc/{child}/environ").read_text()
+            assert "PRIVATE KEY" not in Path(f"/proc/{child}/cmdline").read_text()
 
 
 def test_what_of_it_needs_a_new_start_is_told() -> None:

@@ -24,6 +24,7 @@ from resilient_llm.client import ClientDoor
 from resilient_llm.message import Headers
 from resilient_llm.providers import classify_exception
 from resilient_llm.transports.request_head import upload
+from resilient_llm.transports.stale import ROUND_TRIP
 from tests.support import A_HANG, cancel_at_every_await, until
 from tests.transports.engines import AIOHTTP, HTTP1, Engine, Transport
 from tests.transports.wire import Connection, wire
@@ -740,6 +741,25 @@ async def test_HTTP_06_a_post_that_met_a_closed_connection_is_sent_once_more(  #
 
 async def exchange(send: Transport, request: Request) -> bytes:
     return await read(await send(request))
+
+
+@pytest.mark.parametrize("how", ["end", "reset"])
+async def test_what_was_worked_on_for_longer_than_word_of_a_closed_connection_takes_is_not_sent_again(
+    engine: Engine, how: str
+) -> None:
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(HELLO)
+        await connection.request()
+        await anyio.sleep(ROUND_TRIP + 0.1)  # it may have created something by now
+        if how == "reset":
+            connection.reset()
+
+    async with wire(script) as server, engine.transport() as send:
+        await exchange(send, post(server.url))
+        with pytest.raises(engine.error):
+            await exchange(send, post(server.url))
+        assert len(server.connections) == 1
 
 
 @pytest.mark.parametrize(
