@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import threading
 from collections.abc import Callable
+from threading import get_ident
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
@@ -36,7 +36,7 @@ class EventLoop:
 
     def __init__(self, loop: asyncio.AbstractEventLoop | trio.lowlevel.TrioToken) -> None:
         self._loop = loop
-        self.thread = threading.get_ident()
+        self.thread = get_ident()
         """Where the loop ran when it was last asked for; `is_here` notices that it has moved."""
         self.time = loop.time if isinstance(loop, asyncio.AbstractEventLoop) else anyio.current_time
         self.scope = type(anyio.CancelScope())
@@ -72,7 +72,7 @@ class EventLoop:
         except RuntimeError:
             return False
         if here:
-            self.thread = threading.get_ident()
+            self.thread = get_ident()
         return here
 
     def post(self, callback: Callable[[], None]) -> None:
@@ -83,7 +83,7 @@ class EventLoop:
             else:
                 self._loop.run_sync_soon(callback)
         except RuntimeError:  # closed (asyncio) or finished (trio's RunFinishedError is one)
-            self.time, self.thread = _stopped, threading.get_ident()
+            self.time, self.thread = _stopped, get_ident()
             callback()  # nobody else is left to meet here
 
     def call_at(self, when: float, callback: Callable[[], None]) -> bool:
@@ -178,7 +178,7 @@ class LoopBound:
             except RuntimeError:
                 running = EventLoop.running()
             if running is self._running:
-                loop.thread = threading.get_ident()
+                loop.thread = get_ident()
                 return loop
             if loop.is_alive():
                 msg = (

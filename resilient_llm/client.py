@@ -22,7 +22,7 @@ from resilient_llm.errors import (
     ResilientLLMError,
 )
 from resilient_llm.event_stream import EventStream
-from resilient_llm.message import Headers, Reply, Request, retry_after
+from resilient_llm.message import NO_RETRY, Headers, Reply, Request, retry_after, without
 from resilient_llm.outcome import SUCCESS, Outcome
 from resilient_llm.pipeline import Pipeline
 from resilient_llm.policies._recording import RecordedStream
@@ -48,7 +48,6 @@ Synthesise: TypeAlias = Callable[[int, Headers, bytes], Reply]
 """Make a reply of the library's own kind from status, headers and body."""
 
 _MAX_TARGETS = 1024
-_NO_RETRY = (b"x-should-retry", b"false")
 
 
 class ClientDoor:
@@ -211,7 +210,7 @@ class ClientDoor:
         reply, outcome, replays = error.reply, error.outcome, self.pipeline.replays
         if reply is not None and not (replays and _says_nothing(reply, outcome)):
             if replays:
-                reply.headers = [*(h for h in reply.headers if h[0].lower() != _NO_RETRY[0]), _NO_RETRY]
+                reply.headers = [*without(reply.headers, NO_RETRY[0]), NO_RETRY]
                 if reply.status < 400 and outcome.status is not None and not is_event_stream(reply.headers):
                     reply.status = (
                         outcome.status
@@ -226,7 +225,7 @@ class ClientDoor:
         status = 504 if outcome.timed_out else 502
         reply = self._synthesised(call, status, message, outcome.error_type or "bad_gateway", None)
         if not replays:
-            reply.headers = [header for header in reply.headers if header != _NO_RETRY]
+            reply.headers = [header for header in reply.headers if header != NO_RETRY]
         return reply
 
     def _refused(self, call: Call, error: RejectedError | DeadlineExceededError) -> Reply:
@@ -239,7 +238,7 @@ class ClientDoor:
         headers: Headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
-            _NO_RETRY,
+            NO_RETRY,
             *retry_after(wait),
         ]
         return self._synthesise(status, headers, body)

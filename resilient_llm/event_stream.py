@@ -15,6 +15,7 @@ import anyio
 from resilient_llm.call import outcome_of
 from resilient_llm.errors import AttemptError
 from resilient_llm.event_buffer import EventBuffer
+from resilient_llm.message import without
 from resilient_llm.outcome import CANCELLED, DEADLINE_EXCEEDED, SUCCESS, Outcome
 from resilient_llm.outlet import Shortcut
 from resilient_llm.providers import (
@@ -32,7 +33,7 @@ from resilient_llm.streams import BufferedStream
 if TYPE_CHECKING:
     from resilient_llm.attempt_clock import AttemptClock
     from resilient_llm.call import Call
-    from resilient_llm.message import Headers, Reply
+    from resilient_llm.message import Reply
     from resilient_llm.outlet import Outlet
     from resilient_llm.providers import Dialect, Framing
     from resilient_llm.streams import LibraryErrors
@@ -106,7 +107,7 @@ class EventStream:
         self._over = False
         self._shortcut: Shortcut | None = None
         if self._tells:
-            reply.headers = _without(reply.headers, b"content-length")
+            reply.headers = without(reply.headers, b"content-length")
         reply.stream = self
 
     # Before the commit point
@@ -159,8 +160,8 @@ class EventStream:
         body = self._buffer.quote()
         if self._reader.encoded:
             body = decode_body(reply.headers, body) or b""
-            reply.headers = _without(reply.headers, b"content-encoding")
-        reply.headers = _without(reply.headers, b"content-length")
+            reply.headers = without(reply.headers, b"content-encoding")
+        reply.headers = without(reply.headers, b"content-length")
         reply.stream = BufferedStream([body])
         reply.buffered = True
 
@@ -354,7 +355,3 @@ def _skipped(attempt: Call) -> Collection[EventKind]:
     if streaming.include_usage and not asks_for_usage(attempt.request):
         return (*skipped, EventKind.USAGE)
     return skipped
-
-
-def _without(headers: Headers, name: bytes) -> Headers:
-    return [header for header in headers if header[0].lower() != name]

@@ -171,11 +171,11 @@ class FunctionDoor:
 
     def kind_of(self, function: Callable[..., object]) -> Kind:
         """Look at a function; raises `TypeError` for what cannot be run as a call."""
-        if isinstance(function, MethodType):
-            known: object = function.__func__.__code__, function.__name__, type(function.__self__)
-        elif isinstance(function, FunctionType):
+        if isinstance(function, FunctionType):
             # Those made anew for each call share their code, as do all of one decorator, which have their own names.
-            known = function.__code__, function.__qualname__
+            known: object = function.__code__, function.__qualname__
+        elif isinstance(function, MethodType):
+            known = function.__func__.__code__, function.__name__, type(function.__self__)
         else:
             return _look_at(function)
         kind = self._kinds.get(known)

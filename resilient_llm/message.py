@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from resilient_llm.core.json_parse import parse_json
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from resilient_llm.providers import Dialect
 
 __all__ = [
+    "DIGESTS",
+    "NO_RETRY",
     "ByteStream",
     "Headers",
     "JSONObject",
@@ -28,12 +30,19 @@ __all__ = [
     "header",
     "lines_of",
     "retry_after",
+    "without",
 ]
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 JSONObject: TypeAlias = Mapping[str, object]
 Offer: TypeAlias = Callable[[bytes], bytes | None]
 """Is shown what comes for somebody who waits, and gives what it leaves for them; `None` if they need not wake up."""
+
+DIGESTS = frozenset({b"content-digest", b"content-md5", b"digest"})
+"""Headers that say what bytes a body has, and so no longer hold when it has others."""
+
+NO_RETRY = (b"x-should-retry", b"false")
+"""Keeps SDKs from trying again what nobody should."""
 
 _CONTROLS = bytes({*range(32), 127} - {9})
 
@@ -57,6 +66,11 @@ def header(headers: Headers, name: bytes) -> bytes | None:
         if len(key) == size and (key == name or key.lower() == name):
             return value
     return None
+
+
+def without(headers: Headers, *names: bytes) -> Headers:
+    """Give the headers but for those with one of these names (lower case)."""
+    return [one for one in headers if one[0].lower() not in names]
 
 
 def has_controls(value: bytes) -> bool:
@@ -165,6 +179,12 @@ class Request:
         changed.dialect = self.dialect if url is None and headers is None else None
         changed._json = self._json if body is None else None
         return changed
+
+    def with_body(self, body: bytes, *, dropped: Collection[bytes] = ()) -> Request:
+        """Make a copy with another body, without what headers said of the old one, and those `dropped` (lower case)."""
+        headers = without(self.headers, b"content-length", *DIGESTS, *dropped)
+        headers.append((b"content-length", str(len(body)).encode()))
+        return self.replace(headers=headers, body=body)
 
     def __repr__(self) -> str:
         shown = _USERINFO.sub("", self.url.partition("?")[0])  # a query may hold a key, too

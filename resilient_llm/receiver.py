@@ -14,6 +14,7 @@ import anyio
 from resilient_llm.call import outcome_of
 from resilient_llm.errors import AttemptError
 from resilient_llm.event_stream import EventStream
+from resilient_llm.message import without
 from resilient_llm.outcome import SUCCESS, Outcome, Verdict
 from resilient_llm.providers import (
     EVENT_STREAM,
@@ -222,7 +223,7 @@ def _framing(request: Request, profile: Profile) -> Framing | None:
 
 
 def _replace_body(reply: Reply, chunks: list[bytes]) -> None:
-    reply.headers = [header for header in reply.headers if header[0].lower() != b"content-length"]
+    reply.headers = without(reply.headers, b"content-length")
     reply.stream = BufferedStream(chunks)
     reply.buffered = True
 

@@ -16,7 +16,7 @@ from starlette.types import Message, Scope
 
 from resilient_llm.core.sse import encode
 from resilient_llm.errors import DeadlineExceededError, RejectedError
-from resilient_llm.message import retry_after
+from resilient_llm.message import NO_RETRY, retry_after
 from resilient_llm.providers import ANTHROPIC, OPENAI
 
 __all__ = ["FORMATS", "ErrorFormat", "Refusal", "error_event", "error_response"]
@@ -71,7 +71,7 @@ def error_response(error: Refusal, scope: Scope, error_format: ErrorFormat) -> t
     headers = [
         (b"content-type", FORMATS[error_format].content_type),
         (b"content-length", str(len(body)).encode()),
-        (b"x-should-retry", b"false"),
+        NO_RETRY,
     ]
     if isinstance(error, RejectedError):
         headers += retry_after(error.retry_after)

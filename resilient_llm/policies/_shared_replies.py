@@ -16,6 +16,7 @@ import anyio
 from resilient_llm._loop import LoopBound
 from resilient_llm.core.stored_reply import StoredReply
 from resilient_llm.errors import AttemptError, DeadlineExceededError, IdempotencyKeyError, RejectedError
+from resilient_llm.message import NO_RETRY
 from resilient_llm.outcome import SUCCESS, Outcome, Usage, Verdict
 from resilient_llm.policies._recording import RecordedStream
 from resilient_llm.policies._served import Served, body_of, lasting_headers, served_reply, told_headers
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["SharedReplies"]
 
 _SERVED_ATTRIBUTE = "resilient_llm.cache.result"
-_RETRY_NOT = (b"x-should-retry", b"false")
 _NO_TOKENS = Usage(input_tokens=0, output_tokens=0)
 _SERVED = replace(SUCCESS, usage=_NO_TOKENS)
 """How a call ends that has cost nothing: that is known, so limits and budgets give back all they had reserved."""
@@ -266,7 +266,7 @@ class SharedReplies:
         # The door makes the library's own response of a reply that is returned; one that is raised has to have it.
         reply = served_reply(failure.reply, "coalesced", 0.0)
         if failure.exhausted:
-            reply.headers.append(_RETRY_NOT)
+            reply.headers.append(NO_RETRY)
         await call.end(outcome)
         return reply
 

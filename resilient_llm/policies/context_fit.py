@@ -25,7 +25,7 @@ from resilient_llm.telemetry import names as telemetry_names
 
 if TYPE_CHECKING:
     from resilient_llm.call import Call, CallNext
-    from resilient_llm.message import Headers, JSONObject, Reply, Request
+    from resilient_llm.message import JSONObject, Reply, Request
 
 __all__ = ["ContextFit", "OnOverflow", "Window"]
 
@@ -198,7 +198,7 @@ class ContextFit:
             body = without_elements(call.request.body or b"", measured.place, removed)
         except ValueError:
             return False
-        call.request = _with_body(call.request, body)
+        call.request = call.request.with_body(body)
         forget_estimates(call)
         call.telemetry.event(
             call,
@@ -245,9 +245,3 @@ class ContextFit:
 def _is_signed(request: Request) -> bool:
     """Tell whether a request carries a signature of its body (AWS's SigV4), so that it cannot be changed."""
     return (request.header(b"authorization") or b"").startswith(b"AWS4-")
-
-
-def _with_body(request: Request, body: bytes) -> Request:
-    headers: Headers = [header for header in request.headers if header[0].lower() != b"content-length"]
-    headers.append((b"content-length", str(len(body)).encode()))
-    return request.replace(headers=headers, body=body)

@@ -167,24 +167,34 @@ _DEFAULT = TokenEstimate()
 def estimate_once(call: Call, estimate: Estimate) -> float:
     """Give the estimate for a call, made when first asked for and kept for its later attempts."""
     tokens = call.tokens
-    return tokens if tokens is not None and call.estimated_by is estimate else _estimated(call, estimate)
+    if tokens is None:
+        parent = call.parent
+        if parent is not None and parent.request is not call.request:
+            parent = None
+        if parent is None or parent.tokens is None:
+            tokens = call.tokens = amount("estimate", estimate, call, _DEFAULT)
+            call.estimated_by = estimate
+            if parent is not None:
+                parent.tokens, parent.estimated_by = tokens, estimate
+            return tokens
+    elif call.estimated_by is estimate:
+        return tokens
+    return _another_estimate(call, estimate)
 
 
-def _estimated(call: Call, estimate: Estimate) -> float:
-    parent = call.parent
-    owners = (call,) if parent is None or parent.request is not call.request else (call, parent)
-    for owner in owners:
-        for other, tokens in ((owner.estimated_by, owner.tokens), *owner.other_estimates):
+def _another_estimate(call: Call, estimate: Estimate) -> float:
+    """Give the estimate for a call that others have estimated: each policy goes by its own."""
+    owner = call
+    if call.parent is not None and call.parent.request is call.request:
+        owner = call.parent
+    for one in (call, owner):
+        for other, tokens in ((one.estimated_by, one.tokens), *one.other_estimates):
             if tokens is not None and (
                 other is estimate or (other == estimate and type(other) is TokenEstimate)
             ):
                 return tokens
     tokens = amount("estimate", estimate, call, _DEFAULT)
-    for owner in owners:
-        if owner.tokens is None:
-            owner.tokens, owner.estimated_by = tokens, estimate
-        else:  # of another policy: each goes by its own
-            owner.other_estimates = (*owner.other_estimates, (estimate, tokens))
+    owner.other_estimates = (*owner.other_estimates, (estimate, tokens))
     return tokens
 
 

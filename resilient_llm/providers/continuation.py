@@ -12,7 +12,7 @@ from typing import Protocol, cast
 
 from resilient_llm.core.sse import DEFAULT_MAX_EVENT_SIZE, Event, SSEParser, encode
 from resilient_llm.location import locate
-from resilient_llm.message import Headers, JSONObject, Request
+from resilient_llm.message import JSONObject, Request
 from resilient_llm.providers.answer import CHARACTERS_PER_TOKEN, objects
 from resilient_llm.providers.event_reader import parse_data
 
@@ -155,13 +155,7 @@ def _asking(request: Request, message: JSONObject, text: str, fields: JSONObject
         if isinstance(limit, int):
             body[name] = max(1, limit - len(text) // CHARACTERS_PER_TOKEN)
     written = json.dumps({**body, **fields}).encode()
-    headers: Headers = [
-        header
-        for header in request.headers
-        if header[0].lower() not in (b"content-length", b"idempotency-key")
-    ]
-    headers.append((b"content-length", str(len(written)).encode()))
-    return request.replace(headers=headers, body=written)
+    return request.with_body(written, dropped=(b"idempotency-key",))
 
 
 def _object(event: Event) -> JSONObject:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 
 from resilient_llm.location import locate
-from resilient_llm.message import Headers, Request
+from resilient_llm.message import Request
 
 __all__ = ["asks_for_usage", "with_usage"]
 
@@ -30,6 +30,4 @@ def with_usage(request: Request) -> Request:
     options = body.get("stream_options")
     options = dict(options) if isinstance(options, Mapping) else {}
     written = json.dumps({**body, "stream_options": {**options, "include_usage": True}}).encode()
-    headers: Headers = [header for header in request.headers if header[0].lower() != b"content-length"]
-    headers.append((b"content-length", str(len(written)).encode()))
-    return request.replace(headers=headers, body=written)
+    return request.with_body(written)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from resilient_llm.message import DIGESTS
+
 if TYPE_CHECKING:
     from resilient_llm.message import Headers
 
@@ -53,7 +55,6 @@ _SECRET_ENDINGS = (
     b"_api_key",
 )
 
-_DIGESTS = frozenset({b"content-digest", b"content-md5", b"digest"})
 _MOST_NAMES = 256
 _LONGEST_NAME = 64
 """Of those that are kept: callers may call their headers anything."""
@@ -114,7 +115,7 @@ class HeaderRules:
             return "kept" if self._host is None else "host"
         if self._resized and name == b"content-length":
             return "size"
-        if self._resized and name in _DIGESTS:
+        if self._resized and name in DIGESTS:
             return "left"  # of another body
         return "left" if name in self._replaced or (self._strip and _is_secret(name)) else "kept"
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from resilient_llm._loop import LoopBound
 from resilient_llm.errors import ConfigurationError, RejectedError, UnknownModelError
-from resilient_llm.message import header
+from resilient_llm.message import header, without
 from resilient_llm.ordering import Placement, check_order, policy_name
 from resilient_llm.policies._options import flag, function, instance_of, label, number, offers, seconds
 from resilient_llm.policies.circuit_breaker import CircuitBreaker
@@ -184,7 +184,7 @@ class Router:
             if self.name_target:
                 headers = reply.headers
                 if header(headers, ANSWERED_BY) is not None:  # of another router, behind the target
-                    headers = [one for one in headers if one[0].lower() != ANSWERED_BY]
+                    headers = without(headers, ANSWERED_BY)
                 reply.headers = [*headers, deployment.header]
             return reply
 

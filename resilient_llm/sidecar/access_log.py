@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from resilient_llm.outcome import CANCELLED, Verdict
+from resilient_llm.routing.deployment import ANSWERED_BY
 from resilient_llm.routing.route import Route
 from resilient_llm.sidecar.headers import request_id
 
@@ -27,7 +28,6 @@ __all__ = ["Entry", "JSONFormatter"]
 
 logger = logging.getLogger("resilient_llm.access")
 
-_ANSWERED_BY = b"x-resilient-llm-target"
 _MAX_NAME = 256
 _MESSAGE = "request"
 _encode = json.JSONEncoder(ensure_ascii=True, default=str).encode
@@ -74,7 +74,7 @@ class Entry:
     def replied(self, status: int, headers: Mapping[bytes, bytes]) -> None:
         """Note the reply that it got."""
         self._status = status
-        target = headers.get(_ANSWERED_BY)
+        target = headers.get(ANSWERED_BY)
         if target is not None:
             self.target = target.decode("latin-1")
 

@@ -19,7 +19,7 @@ from starlette.types import Scope
 from resilient_llm._kept import LONGEST_MODEL
 from resilient_llm.context import Ambient
 from resilient_llm.core.json_member import with_member
-from resilient_llm.message import Request
+from resilient_llm.message import DIGESTS, Request
 from resilient_llm.policies.deadline import read_seconds
 from resilient_llm.providers import dialect_for
 from resilient_llm.sidecar.auth import MIN_KEY, keys_in
@@ -58,7 +58,7 @@ _ORIGIN = f"http://{_HOST.decode()}"
 """Where requests would go without a target: nowhere, so that none of them keeps the client's credentials."""
 _SEGMENT = re.compile(rb"[^/]{%d,}" % MIN_KEY)
 _NAMING = frozenset({"model", "models"})
-_OF_THE_BYTES = frozenset({b"content-digest", b"content-length", b"content-md5", b"digest"})
+_OF_THE_BYTES = DIGESTS | {b"content-length"}
 
 
 class Asked:

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from starlette.types import Message
 
-from resilient_llm.message import Headers
+from resilient_llm.message import NO_RETRY, Headers
 from resilient_llm.providers import ANTHROPIC, OPENAI
 
 __all__ = ["RefusedError", "dated", "plain", "refusal"]
@@ -31,7 +31,7 @@ def refusal(error: RefusedError, path: str, method: str, more: Headers) -> tuple
     """Make the messages of the response."""
     dialect = ANTHROPIC if path.startswith("/v1/messages") else OPENAI
     body = dialect.error_body(error.status, str(error), code=error.code)
-    headers = [(b"content-type", b"application/json"), (b"x-should-retry", b"false"), *error.headers, *more]
+    headers = [(b"content-type", b"application/json"), NO_RETRY, *error.headers, *more]
     return plain(error.status, body, headers, method)
 
 
