@@ -20,7 +20,10 @@ from resilient_llm.errors import EventLoopError
 if TYPE_CHECKING:
     import trio.lowlevel
 
-__all__ = ["EventLoop", "LoopBound"]
+__all__ = ["ROUNDING", "EventLoop", "LoopBound"]
+
+ROUNDING = 1e-6
+"""Seconds by which a wait may miss its end: what a time that was kept on a clock may be off by."""
 
 
 class EventLoop:

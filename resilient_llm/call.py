@@ -96,7 +96,6 @@ class Call:
         "ended",
         "estimated_by",
         "first_content",
-        "holds",
         "inbound",
         "loop",
         "number",
@@ -109,6 +108,7 @@ class Call:
         "sent",
         "started",
         "streaming",
+        "taken",
         "target",
         "telemetry",
         "tenant",
@@ -142,7 +142,7 @@ class Call:
     """What its caller has entered for it alone: a deadline that has passed cancels it, and makes none of its own."""
     superseded: bool = False
     """Of an attempt: whether its call goes on with the reply of another, so that its own end is not the call's."""
-    _holds: int = 0
+    _kept_open: int = 0
     _deferred: Outcome | None = None
     _pending: list[Awaitable[None]] | None = None
 
@@ -205,7 +205,7 @@ class Call:
         self.committed = False
         """Of an attempt: whether its reply was handed on, so that nothing of it is thrown away any more."""
         self.adopter: Call | None = None
-        self.holds: tuple[object, ...] = ()
+        self.taken: tuple[object, ...] = ()
         """What it has taken that others may wait for, until it ends."""
         self.enclosing: Call | None = None
         """Of what runs code of the application's: what that itself runs inside of."""
@@ -327,7 +327,7 @@ class Call:
         if get_ident() != self.loop.thread and not self.loop.is_here():
             self.loop.post(lambda: self.finish_alone(outcome))
             return
-        if self._holds:
+        if self._kept_open:
             self._deferred = self._deferred or outcome
             return
         try:
@@ -359,34 +359,34 @@ class Call:
 
     def mark(self) -> Mark:
         """Remember how it stands, for `retract`."""
-        return len(self._callbacks), self.request, self.target, self._profile, self.holds
+        return len(self._callbacks), self.request, self.target, self._profile, self.taken
 
     async def retract(self, mark: Mark) -> None:
         """Undo what was registered since `mark`, as if the call had been cancelled, and go on from there.
 
         For a policy that tries the rest of the pipeline again after a refusal in there.
         """
-        callbacks, request, target, profile, holds = mark
+        callbacks, request, target, profile, taken = mark
         while len(self._callbacks) > callbacks:
             self._undo(self._callbacks.pop(), CANCELLED)
-        self.request, self.target, self._profile, self.holds = request, target, profile, holds
+        self.request, self.target, self._profile, self.taken = request, target, profile, taken
         if self._pending:
             await self.settle()
 
-    def hold(self) -> Callable[[], None]:
+    def keep_open(self) -> Callable[[], None]:
         """Keep this call, and the call it is an attempt of, from ending until the function given back is called.
 
         For work that goes on although its caller has left. Call it in the event loop; twice does nothing.
         """
         owners = [self] if self.parent is None else [self, self.parent]
         for owner in owners:
-            owner._holds += 1
+            owner._kept_open += 1
 
         def release() -> None:
             while owners:
                 owner = owners.pop(0)
-                owner._holds -= 1
-                if not owner._holds and owner._deferred is not None:
+                owner._kept_open -= 1
+                if not owner._kept_open and owner._deferred is not None:
                     owner.finish_alone(owner._deferred)
 
         return release

@@ -82,7 +82,7 @@ class ClientDoor:
         self.pipeline = Pipeline(policies, self._send, door="client", name=name, telemetry=telemetry)
         self._receiver = Receiver(
             reads=bool(self.pipeline.policies),
-            holds=self.pipeline.holds,
+            holds_streams=self.pipeline.holds_streams,
             redirects=redirects == "pass",
             errors=errors,
         )

@@ -55,7 +55,7 @@ def is_held_above(held: object) -> bool:
     """Tell whether a call that waits for this code holds something, such as a pool one of whose slots it has."""
     call = enclosing.get()
     while call is not None and not call.finished:  # whoever has finished waits for nothing and holds nothing
-        if held in call.holds or (call.parent is not None and held in call.parent.holds):
+        if held in call.taken or (call.parent is not None and held in call.parent.taken):
             return True
         call = call.enclosing
     return False

@@ -120,7 +120,7 @@ class Pipeline:
         )
         self.replays = any(getattr(policy, "placement", None) is Placement.RETRY for policy in self.policies)
         """Whether a policy in here owns the retries, so that nobody above should."""
-        self.holds = self.replays or any(
+        self.holds_streams = self.replays or any(
             getattr(policy, "placement", None) is Placement.HEDGE for policy in self.policies
         )
         """Whether a stream is held back until it has content: until then another attempt may take its place."""

@@ -58,14 +58,14 @@ _BOM = b"\xef\xbb\xbf"
 class Receiver:
     """Receive replies for one pipeline.
 
-    With `reads` off nothing is read that the caller does not read. With `holds` a stream is held back until
+    With `reads` off nothing is read that the caller does not read. With `holds_streams` a stream is held back until
     it has content: a policy is there that would try again. Without `redirects` a 3xx is a failure of the attempt:
     nobody is there who would follow it.
     """
 
-    def __init__(self, *, reads: bool, holds: bool, redirects: bool, errors: LibraryErrors) -> None:
+    def __init__(self, *, reads: bool, holds_streams: bool, redirects: bool, errors: LibraryErrors) -> None:
         self._reads = reads
-        self._holds = holds
+        self._holds_streams = holds_streams
         self._redirects = redirects
         self._errors = errors
 
@@ -146,7 +146,7 @@ class Receiver:
         stream = EventStream(reply, attempt, clock=clock, errors=self._errors, framing=framing)
         # What may not be repeated, or cannot be understood, need not be held back: it would not be tried again.
         # Without a policy that would, whoever is above may, if it hears in time that there is no content.
-        waits = self._holds or (clock is not None and clock.expects_content)
+        waits = self._holds_streams or (clock is not None and clock.expects_content)
         repeats = waits and attempt.profile.repeat_safe and stream.dialect.marks_end
         if attempt.streaming.until_complete or repeats:
             await stream.hold(reply)

@@ -99,7 +99,7 @@ class _ThreadJob:
         self._attempt = attempt
         self._threads = threads
         self._limiter = limiter
-        self._release_call = attempt.hold()
+        self._release_call = attempt.keep_open()
         self._turn = [True]  # taken by the thread that begins or by the caller that leaves, whoever is first
         self._held = [True]
 

@@ -59,10 +59,10 @@ async def test_what_is_taken_back_is_undone_as_it_was_sent() -> None:
     mark = call.mark()
     call.on_finish(partial(note, name="taken back"))
     call.direct(AWAY, ASKED.replace(url="http://away/v1"))
-    call.holds += (object(),)
+    call.taken += (object(),)
     await call.retract(mark)
     assert seen == [("away", "taken back")]
-    assert (call.target, call.request, call.holds, call.model) == (HOME, ASKED, (), "m")
+    assert (call.target, call.request, call.taken, call.model) == (HOME, ASKED, (), "m")
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
@@ -142,7 +142,7 @@ async def test_what_is_left_to_await_by_an_end_that_was_held_up_is_awaited_all_t
 
     call = begun([])
     call.on_finish(settle)
-    release = call.hold()
+    release = call.keep_open()
     call.finish(SUCCESS)  # by whoever owns it, and leaves
     await anyio.sleep(1)
     assert not call.finished

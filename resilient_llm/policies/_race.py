@@ -123,7 +123,7 @@ class Race:
             return
         whole = self._whole
         # The call ends when both have: what the loser has cost is the call's cost, too.
-        self._release = whole.hold()
+        self._release = whole.keep_open()
         whole.hedges += 1
         second = self._second = whole.attempt(reason="hedge")
         self._running = True

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING
 
 import anyio
 
+from resilient_llm._loop import ROUNDING
 from resilient_llm.core.rate_queue import Delay, RateQueue
 from resilient_llm.core.waiting_room import Ticket, TicketState, WaitingRoom
 from resilient_llm.errors import DeadlineExceededError, RateLimitedError
+from resilient_llm.policies._wait_outcome import wait_outcome
 
 if TYPE_CHECKING:
     from resilient_llm.call import Call
@@ -27,15 +29,8 @@ __all__ = ["RateWaiters"]
 
 logger = logging.getLogger("resilient_llm")
 
-_ROUNDING = 1e-6
-"""Seconds by which a wait may miss its end: the exact wait for the last token must not fail by a rounding error."""
 _LONG_WAIT = 60.0
 """A wait of so many seconds is worth a line in the log when it begins."""
-
-_OUTCOMES: Mapping[TicketState, WaitOutcome] = {
-    TicketState.GRANTED: "acquired",
-    TicketState.DISPLACED: "rejected",
-}
 
 
 class _Waiter:
@@ -166,7 +161,7 @@ class RateWaiters:
         outcome: WaitOutcome = "cancelled"
         try:
             await self._sleep(ticket, waiter, call.loop.time)
-            outcome = _OUTCOMES.get(ticket.state, "timeout")
+            outcome = wait_outcome(ticket.state)
         finally:
             reservation.release()
             if outcome != "acquired":
@@ -213,4 +208,4 @@ class RateWaiters:
 
     def deadline(self, call: Call, now: float) -> float:
         """Say until when a call that comes now may wait."""
-        return min(now + self._max_wait, call.deadline) + _ROUNDING
+        return min(now + self._max_wait, call.deadline) + ROUNDING

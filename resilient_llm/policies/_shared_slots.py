@@ -17,8 +17,9 @@ from resilient_llm.core.leases import LeaseAnswer
 from resilient_llm.core.ticket import Ticket, TicketState
 from resilient_llm.core.waiting_room import WaitingRoom
 from resilient_llm.errors import RejectedError, StoreUnavailableError
-from resilient_llm.policies._slots import _OUTCOMES, SlotPool
+from resilient_llm.policies._slots import SlotPool
 from resilient_llm.policies._stored_slots import ALL, StoredSlots, key_of
+from resilient_llm.policies._wait_outcome import wait_outcome
 from resilient_llm.shared_keys import shared_key
 from resilient_llm.telemetry.names import DRY_RUN, LIMITER_NAME, WAIT_QUEUE_DEPTH
 
@@ -158,7 +159,7 @@ class SharedSlotPool(SlotPool):
         try:
             with anyio.CancelScope(deadline=ticket.deadline):
                 await self._take_turns(call, ticket, ask=ask)
-            outcome = _OUTCOMES.get(ticket.state, "timeout")
+            outcome = wait_outcome(ticket.state)
         finally:
             self.slots.room.remove(ticket)
             self._tidy(ticket.tenant)

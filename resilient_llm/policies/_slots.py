@@ -6,7 +6,7 @@ slots there are, and what a call must do to deserve one, its policy says.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Hashable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from resilient_llm.core.slots import AcquireResult, Slots
 from resilient_llm.core.ticket import Ticket, TicketState
 from resilient_llm.core.waiting_room import WaitingRoom
 from resilient_llm.errors import ConfigurationError, DeadlineExceededError, RejectedError
+from resilient_llm.policies._wait_outcome import wait_outcome
 from resilient_llm.telemetry.names import DRY_RUN, LIMITER_NAME, WAIT_QUEUE_DEPTH
 
 if TYPE_CHECKING:
@@ -29,10 +30,6 @@ __all__ = ["SlotPool"]
 _SMOOTHING = 0.1
 _FULL = "its queue is full"
 _DISPLACED = "its place in the queue went to a tenant that had fewer of them"
-_OUTCOMES: Mapping[TicketState, WaitOutcome] = {
-    TicketState.GRANTED: "acquired",
-    TicketState.DISPLACED: "rejected",
-}
 
 
 class SlotPool:
@@ -96,7 +93,7 @@ class SlotPool:
         try:
             with anyio.CancelScope(deadline=ticket.deadline):
                 await turn.wait()
-            outcome = _OUTCOMES.get(ticket.state, "timeout")
+            outcome = wait_outcome(ticket.state)
         finally:
             if outcome != "acquired":
                 self.wake(self.slots.cancel(ticket, call.loop.time()))
@@ -168,7 +165,7 @@ class SlotPool:
 
     def hold(self, call: Call, tenant: Hashable) -> None:
         """Keep a slot that was taken until the call ends."""
-        call.holds += (self,)
+        call.taken += (self,)
         call.on_finish(partial(self._give_back, call, tenant, call.loop.time()))
 
     def _give_back(self, call: Call, tenant: Hashable, since: float, _outcome: Outcome) -> None:

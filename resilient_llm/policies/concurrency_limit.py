@@ -189,7 +189,7 @@ class ConcurrencyLimit:
     def _send(self, call: Call, call_next: CallNext, limit: _KeyedLimit, in_flight: int) -> Awaitable[Reply]:
         """Await the rest of the pipeline, with a slot until the call ends."""
         if not self.dry_run:
-            call.holds += (limit.pool,)
+            call.taken += (limit.pool,)
         sent = Sent(call.loop.time(), in_flight, limit.algorithm.generation)
         call.on_finish(partial(self._finish, call, limit, call.tenant, sent))
         return call_next(call)

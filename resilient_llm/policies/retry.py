@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import anyio
 
+from resilient_llm._loop import ROUNDING
 from resilient_llm.core.backoff import Backoff, floor_with_jitter
 from resilient_llm.core.retry_budget import RetryBudget
 from resilient_llm.errors import AttemptError, ConfigurationError, RejectedError
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["Retry"]
 
 _MAX_KEYS = 1024
-_ROUNDING = 1e-6
-"""Seconds by which a time that was kept on a clock may be off."""
 
 
 class _Wait(NamedTuple):
@@ -245,7 +244,7 @@ class Retry:
         wait, spread = route.again_in(call, delay)
         if math.isinf(wait):
             return _Wait(math.inf, "no_other_target")
-        if wait > self.max_retry_after + _ROUNDING:  # without its jitter, as above
+        if wait > self.max_retry_after + ROUNDING:  # without its jitter, as above
             return _Wait(math.inf, "retry_after_over_cap")
         if wait <= delay:
             return _Wait(wait, "exponential")

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from resilient_llm._loop import ROUNDING
 from resilient_llm.alternatives import Again
 from resilient_llm.errors import NoTargetError
 from resilient_llm.outcome import Verdict
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
     from resilient_llm.routing.needs import Needs
 
 __all__ = ["Group", "Queueing", "Route", "Tell"]
-
-_ROUNDING = 1e-6
-"""Seconds by which a time that was kept on a clock may be off."""
 
 
 class Group(NamedTuple):
@@ -228,7 +226,7 @@ class Route:
             if deployment not in self._given_up and deployment not in self._refused:
                 wait = deployment.usable_in(call, self.needs, now, delay=delay, patience=self._patience)
                 again = min(again, Again(wait, deployment.cooling.spread(now)))
-        if again.wait > self._patience + _ROUNDING and self.has_next(call):
+        if again.wait > self._patience + ROUNDING and self.has_next(call):
             return Again(math.inf)
         return again
 

@@ -14,7 +14,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, ClassVar
 
-from resilient_llm._loop import LoopBound
+from resilient_llm._loop import ROUNDING, LoopBound
 from resilient_llm.errors import ConfigurationError, RejectedError, UnknownModelError
 from resilient_llm.message import header, without
 from resilient_llm.ordering import Placement, check_order, policy_name
@@ -51,8 +51,6 @@ __all__ = ["ANSWERED_BY", "Router", "Targets"]
 
 logger = logging.getLogger("resilient_llm")
 
-_ROUNDING = 1e-6
-"""Seconds by which a time that was kept on a clock may be off."""
 
 _MAX_WEIGHT = 1e12
 _MAX_UNTOLD = 16
@@ -237,7 +235,7 @@ class Router:
         wait, spread, pools = route.queueing(call)
         # How long others will use a credential nobody knows: then it is the whole wait that has an end.
         limit = 0.0 if hedge else min(since + patience - now if pools else patience, call.remaining())
-        if limit > 0 and (pools or wait <= limit + _ROUNDING):
+        if limit > 0 and (pools or wait <= limit + ROUNDING):
             if waits_since is None:
                 self._report(call, route, rejected)
             soonest = limit if wait > limit else wait + self.random.uniform(0.0, spread)
