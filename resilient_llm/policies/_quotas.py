@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from resilient_llm.core.quota import LimitLevel, Quota, Reservation
 from resilient_llm.core.rate_queue import Delay
+from resilient_llm.core.sweep import FEW, MANY, Sweep
 from resilient_llm.core.token_bucket import TokenBucket
 from resilient_llm.errors import ConfigurationError, CostExceedsCapacityError, RateLimitedError
 from resilient_llm.policies._keyed import key_function
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["QuotaSet", "Quotas"]
 
-_SWEEP = 32  # keys looked at when there is no room for a new one
-_FEW = 64  # keys that may be idle for as long as they like
 _MAX_REPORTED = 10_000  # keys that a gauge looks at
 
 
@@ -45,7 +44,7 @@ class Quotas:
         "_max_keys",
         "_name",
         "_quotas",
-        "_unswept",
+        "_sweep",
         "count_tokens",
         "dimensions",
         "limit",
@@ -64,14 +63,14 @@ class Quotas:
         self._max_keys = max_keys
         self._name = name
         self._quotas: dict[Hashable, Quota] = {}
-        self._unswept: list[Hashable] = []
+        self._sweep = Sweep(self._quotas, Quota.idle)
 
     def of(self, call: Call, now: float) -> Quota:
         """Give the quota for a call, made when there is none."""
         key = None if self._function is None else self._function(call)
         quota = self._quotas.get(key)
-        if len(self._quotas) > _FEW:
-            self._sweep(1, now, key)
+        if len(self._quotas) > FEW:
+            self._sweep.look(1, now, key)
         return self._new(key, call, now) if quota is None else quota
 
     def peek(self, call: Call, now: float) -> Quota:
@@ -106,7 +105,7 @@ class Quotas:
     def clear(self) -> None:
         """Forget everything."""
         self._quotas.clear()
-        self._unswept.clear()
+        self._sweep.clear()
 
     def __len__(self) -> int:
         return len(self._quotas)
@@ -116,7 +115,7 @@ class Quotas:
 
     def _new(self, key: Hashable, call: Call, now: float) -> Quota:
         if len(self._quotas) >= self._max_keys:
-            self._sweep(_SWEEP, now, key)
+            self._sweep.look(MANY, now, key)
         if len(self._quotas) >= self._max_keys:
             call.telemetry.event(call, "keys_overflow", {LIMITER_NAME: self._name})
             key = OVERFLOW
@@ -124,18 +123,6 @@ class Quotas:
                 return self._quotas[key]
         quota = self._quotas[key] = self._make(now)
         return quota
-
-    def _sweep(self, count: int, now: float, kept: Hashable) -> None:
-        """Look at the next few keys, all of them in turn, and forget those that are idle."""
-        for _ in range(count):
-            if not self._unswept:
-                if not self._quotas:
-                    return
-                self._unswept = list(self._quotas)
-            key = self._unswept.pop()
-            quota = self._quotas.get(key)
-            if quota is not None and key != kept and quota.idle(now):
-                del self._quotas[key]
 
 
 class QuotaSet:

@@ -15,13 +15,12 @@ import anyio
 
 from resilient_llm._loop import LoopBound
 from resilient_llm.core.budget import Account, Amount, BudgetLevel, Cap, Decision, Reservation
+from resilient_llm.core.sweep import FEW, MANY, Sweep
 from resilient_llm.policies._options import at_least
+from resilient_llm.shared_keys import OVERFLOW
 
 __all__ = ["BudgetLedger", "MemoryLedger"]
 
-_OVERFLOW = object()
-_SWEEP = 32  # keys looked at when there is no room for a new one
-_FEW = 64  # keys that may be idle for as long as they like
 _MAX_REPORTED = 10_000  # keys that a gauge looks at
 
 
@@ -67,7 +66,7 @@ class MemoryLedger:
         self._max_keys = max_keys
         self._accounts: dict[Hashable, tuple[Account, Sequence[Cap]]] = {}
         """Each with the caps that were last asked for, which may be another key's every time."""
-        self._unswept: list[Hashable] = []
+        self._sweep = Sweep(self._accounts, lambda kept, now: kept[0].idle(now))
         self._latest = -math.inf
         self._ahead = 0.0
         """What this ledger's time is ahead of the event loop's, since another loop took over."""
@@ -86,7 +85,7 @@ class MemoryLedger:
         kept_for = self._kept_for(key, now)
         account, _ = self._accounts[kept_for] = self._accounts.get(kept_for, (Account(), caps))[0], caps
         decision = account.reserve(key, amount, caps, now, enforce=enforce)
-        return replace(decision, overflow=True) if kept_for is _OVERFLOW else decision
+        return replace(decision, overflow=True) if kept_for is OVERFLOW else decision
 
     def settle(self, reservation: Reservation, spent: Amount, now: float, *, estimated: bool) -> None:
         """Put what a call has cost in the place of what was reserved for it; a second time does nothing."""
@@ -103,7 +102,7 @@ class MemoryLedger:
     async def levels(self, key: Hashable, caps: Sequence[Cap], now: float) -> tuple[BudgetLevel, ...]:
         """Say how the caps of a key stand."""
         self._loop.bind()
-        kept_for = key if key in self._accounts or len(self._accounts) < self._max_keys else _OVERFLOW
+        kept_for = key if key in self._accounts or len(self._accounts) < self._max_keys else OVERFLOW
         account = self._accounts[kept_for][0] if kept_for in self._accounts else Account()
         return account.levels(caps, self._time(now))
 
@@ -120,24 +119,13 @@ class MemoryLedger:
 
     def _kept_for(self, key: Hashable, now: float) -> Hashable:
         """Give the key of the account for a key: its own, or the one that those share for whom there is no room."""
-        if len(self._accounts) > _FEW:
-            self._sweep(1, now, key)
+        if len(self._accounts) > FEW:
+            self._sweep.look(1, now, key)
         if key not in self._accounts and len(self._accounts) >= self._max_keys:
-            self._sweep(_SWEEP, now, key)
+            self._sweep.look(MANY, now, key)
             if len(self._accounts) >= self._max_keys:
-                return _OVERFLOW
+                return OVERFLOW
         return key
-
-    def _sweep(self, count: int, now: float, kept: Hashable) -> None:
-        """Look at the next few keys, all of them in turn, and forget those that are idle."""
-        for _ in range(count):
-            if not self._unswept:
-                if not self._accounts:
-                    return
-                self._unswept = list(self._accounts)
-            key = self._unswept.pop()
-            if key != kept and key in self._accounts and self._accounts[key][0].idle(now):
-                del self._accounts[key]
 
     def _time(self, now: float) -> float:
         """Give the time of this ledger, which never goes back."""
