@@ -22,7 +22,17 @@ if TYPE_CHECKING:
     from resilient_llm.call import Call
     from resilient_llm.outcome import Outcome
 
-__all__ = ["OVERFLOW", "Key", "Keyed", "is_of_target", "key_function", "one_for_all"]
+__all__ = [
+    "MAX_REPORTED",
+    "OVERFLOW",
+    "Key",
+    "Keyed",
+    "is_of_target",
+    "key_function",
+    "named",
+    "one_for_all",
+    "series",
+]
 
 KeyName: TypeAlias = Literal["tenant", "target", "model"]
 Key: TypeAlias = KeyName | tuple[KeyName, ...] | Callable[["Call"], Hashable]
@@ -33,6 +43,9 @@ is no room: a call must not break of it, and must not go without a limit either.
 """
 
 State = TypeVar("State")
+
+MAX_REPORTED = 100
+"""States with a gauge of their own: keys may come from users."""
 
 _SWEEP = 32
 _SHARED = "the call is counted with all that have no key of their own"
@@ -93,6 +106,18 @@ def is_of_target(key: Key, value: Hashable, target: str) -> bool:
     if len(names) > 1:
         return "target" in names and isinstance(value, tuple) and value[names.index("target")] == target
     return value == target and (names[0] == "target" or callable(names[0]))
+
+
+def named(name: str, value: Hashable) -> str:
+    """Give what has this value of a key its name for people: the policy's, and the value's."""
+    parts = value if isinstance(value, tuple) else (value,)
+    return ":".join([name, *(str(part) for part in parts)])
+
+
+def series(name: str, key: Key, value: Hashable) -> str:
+    """Give its name for telemetry, without a value that may be a tenant's: there are too many of these."""
+    names = key if isinstance(key, tuple) else (key,)
+    return named(name, value) if {"target", "model"}.issuperset(names) else name
 
 
 class Keyed(Generic[State]):

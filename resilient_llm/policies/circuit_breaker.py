@@ -14,7 +14,7 @@ from resilient_llm.core.circuit import Admission, Circuit, CircuitOptions, Circu
 from resilient_llm.errors import CircuitOpenError, ConfigurationError
 from resilient_llm.ordering import Placement
 from resilient_llm.outcome import Outcome, Verdict
-from resilient_llm.policies._keyed import OVERFLOW, Key, Keyed, is_of_target
+from resilient_llm.policies._keyed import MAX_REPORTED, OVERFLOW, Key, Keyed, is_of_target, named, series
 from resilient_llm.policies._options import at_least, flag, instance_of, label, number, store_of
 from resilient_llm.policies._shared_circuits import SharedCircuit, SharedCircuits
 from resilient_llm.telemetry.names import BREAKER_NAME, BREAKER_STATE
@@ -61,7 +61,6 @@ _COUNTS = (
     "half_open_max_calls",
     "success_threshold",
 )
-_MAX_REPORTED = 100  # circuits with a gauge of their own: keys may come from users
 
 
 class _KeyedCircuit:
@@ -224,21 +223,12 @@ class CircuitBreaker:
 
     def _report(self, call: Call, keyed: _KeyedCircuit) -> None:
         for change in keyed.circuit.drain():
-            call.telemetry.breaker_changed(call, self._series(keyed), change.from_, change.to, change.reason)
-
-    def _label(self, keyed: _KeyedCircuit) -> str:
-        """Give a circuit's name for people: the breaker's and the key's."""
-        key = keyed.key
-        parts = key if isinstance(key, tuple) else (key,)
-        return ":".join([self.name, *(str(part) for part in parts)])
-
-    def _series(self, keyed: _KeyedCircuit) -> str:
-        """Give a circuit's name for telemetry, without a key that may be a tenant's: there are too many of these."""
-        keys = self.key if isinstance(self.key, tuple) else (self.key,)
-        return self._label(keyed) if {"target", "model"}.issuperset(keys) else self.name
+            call.telemetry.breaker_changed(
+                call, series(self.name, self.key, keyed.key), change.from_, change.to, change.reason
+            )
 
     def _refused(self, keyed: _KeyedCircuit, refusal: Refusal) -> CircuitOpenError:
-        name = self._label(keyed)
+        name = named(self.name, keyed.key)
         isolated = refusal.state is CircuitState.ISOLATED
         cause = (
             "it was isolated by hand"
@@ -311,7 +301,9 @@ class CircuitBreaker:
             for telemetry in list(self._telemetries)[
                 :1
             ]:  # pipelines that share this breaker share the counter
-                telemetry.transition(self._series(keyed), change.from_, change.to, change.reason)
+                telemetry.transition(
+                    series(self.name, self.key, keyed.key), change.from_, change.to, change.reason
+                )
 
     def observe(self, telemetry: Telemetry) -> None:
         """Report the gauge `breaker.state`: 0 closed, 1 half-open, 2 open, 3 isolated."""
@@ -323,5 +315,5 @@ class CircuitBreaker:
         )
 
     def _observe(self) -> Iterable[tuple[float, Mapping[str, str]]]:
-        for _, keyed in zip(range(_MAX_REPORTED), self._circuits.values(), strict=False):
-            yield _GAUGE[keyed.circuit.state], {BREAKER_NAME: self._series(keyed)}
+        for _, keyed in zip(range(MAX_REPORTED), self._circuits.values(), strict=False):
+            yield _GAUGE[keyed.circuit.state], {BREAKER_NAME: series(self.name, self.key, keyed.key)}

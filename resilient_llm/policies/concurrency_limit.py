@@ -13,7 +13,7 @@ from resilient_llm.errors import ConcurrencyLimitError, ConfigurationError
 from resilient_llm.ordering import Placement
 from resilient_llm.outcome import Outcome, Scope, Verdict
 from resilient_llm.policies._hooks import hook_failed
-from resilient_llm.policies._keyed import Key, Keyed, is_of_target
+from resilient_llm.policies._keyed import MAX_REPORTED, Key, Keyed, is_of_target, series
 from resilient_llm.policies._options import at_least, flag, label, number, seconds, store_of, synchronous
 from resilient_llm.policies._shared_slots import SharedSlotPool, observe_leases, pool_name
 from resilient_llm.policies._shares import Weights, fair_room
@@ -31,7 +31,6 @@ __all__ = ["ConcurrencyLimit"]
 
 _SUCCESS = Verdict.SUCCESS
 _OVERLOADED = frozenset({503, 504, 529})
-_MAX_REPORTED = 100  # limits with a gauge of their own: keys may come from users
 
 
 class _KeyedLimit:
@@ -250,16 +249,8 @@ class ConcurrencyLimit:
         )
 
     def _observe_limit(self) -> Iterable[tuple[float, Mapping[str, str]]]:
-        for _, limit in zip(range(_MAX_REPORTED), self._limits.values(), strict=False):
-            yield self._size(limit), {LIMITER_NAME: self._series(limit)}
-
-    def _series(self, limit: _KeyedLimit) -> str:
-        """Give a limit's name for telemetry, without a key that may be a tenant's: there are too many of these."""
-        keys = self.key if isinstance(self.key, tuple) else (self.key,)
-        if not {"target", "model"}.issuperset(keys):
-            return self.name
-        parts = limit.key if isinstance(limit.key, tuple) else (limit.key,)
-        return ":".join([self.name, *(str(part) for part in parts)])
+        for _, limit in zip(range(MAX_REPORTED), self._limits.values(), strict=False):
+            yield self._size(limit), {LIMITER_NAME: series(self.name, self.key, limit.key)}
 
     def _observe_active(self) -> Iterable[tuple[float, Mapping[str, str]]]:
         yield self.in_use(), {LIMITER_NAME: self.name}
