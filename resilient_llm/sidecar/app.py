@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from resilient_llm.sidecar.access_log import Entry
 from resilient_llm.sidecar.build import Setup, build
-from resilient_llm.sidecar.departure import connection_of
+from resilient_llm.sidecar.disconnect import connection_of
 from resilient_llm.sidecar.exchange import CutShortError, Exchange
 from resilient_llm.sidecar.headers import first_of
 from resilient_llm.sidecar.inbound import ClientGoneError

@@ -25,8 +25,8 @@ from resilient_llm.routing.balancers import (
 )
 from resilient_llm.sidecar.admission import admission
 from resilient_llm.sidecar.auth import TenantKeys
-from resilient_llm.sidecar.between import canaries, middle, replays
 from resilient_llm.sidecar.by_tenant import ByTenant
+from resilient_llm.sidecar.call_policies import canaries, middle, replays
 from resilient_llm.sidecar.config import key_hashes
 from resilient_llm.sidecar.masked import Secrets
 from resilient_llm.sidecar.parts import Parts

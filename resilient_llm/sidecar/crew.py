@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from random import Random
 
 from resilient_llm.core.backoff import Backoff
-from resilient_llm.sidecar.hand import Hand
 from resilient_llm.sidecar.listener import bind
+from resilient_llm.sidecar.worker_handle import WorkerHandle
 
 __all__ = ["Crew", "StartError"]
 
@@ -49,7 +49,7 @@ class Crew:
         self._host = host
         self._drain_timeout = drain_timeout
         self._first = first
-        self._hands: dict[int, Hand] = {}
+        self._workers: dict[int, WorkerHandle] = {}
         self._up: set[int] = set()
         self._all_up = asyncio.Event()
         self._stopping = asyncio.Event()
@@ -61,14 +61,14 @@ class Crew:
         return self._stopping.is_set()
 
     @property
-    def hands(self) -> list[Hand]:
+    def workers(self) -> list[WorkerHandle]:
         """Give the workers that serve now, by their numbers."""
-        return [hand for _, hand in sorted(self._hands.items()) if hand.is_ready]
+        return [worker for _, worker in sorted(self._workers.items()) if worker.is_ready]
 
     @property
-    def beginners(self) -> list[Hand]:
+    def beginners(self) -> list[WorkerHandle]:
         """Give the workers that have been told what to serve, and do not yet."""
-        return [hand for hand in self._hands.values() if not hand.is_ready]
+        return [worker for worker in self._workers.values() if not worker.is_ready]
 
     async def start(self) -> None:
         """Start all of them, and wait until they serve. Raises `StartError`."""
@@ -85,14 +85,14 @@ class Crew:
             self.kill()
             return
         self._stopping.set()
-        for hand in self._hands.values():
-            hand.terminate()
+        for worker in self._workers.values():
+            worker.terminate()
         asyncio.get_running_loop().call_later(self._drain_timeout + _LAST_GRACE, self.kill)
 
     def kill(self) -> None:
         """End all at once."""
-        for hand in self._hands.values():
-            hand.kill()
+        for worker in self._workers.values():
+            worker.kill()
 
     async def ended(self) -> None:
         """Wait until all have ended."""
@@ -129,19 +129,19 @@ class Crew:
         """Start one worker, wait until it is over, and say how it ended."""
         try:
             sock = bind(self._host, self.socket.getsockname()[1], shared=True)
-            hand = await Hand.start(number, sock)
+            worker = await WorkerHandle.start(number, sock)
         except OSError as error:
             return f"{error.strerror}"
-        self._hands[number] = hand
-        await hand.begin(self._first())  # at once: what is changed after this it is told
+        self._workers[number] = worker
+        await worker.begin(self._first())  # at once: what is changed after this it is told
         if self._stopping.is_set():  # meanwhile
-            hand.terminate()
-        if await hand.up():
+            worker.terminate()
+        if await worker.up():
             self._up.add(number)
             if len(self._up) == len(self.restarts):
                 self._all_up.set()
             if self.restarts[number]:
-                logger.info("a worker is back", extra={"fields": {"worker_back": number, "pid": hand.pid}})
-        code = await hand.ended()
-        del self._hands[number]
+                logger.info("a worker is back", extra={"fields": {"worker_back": number, "pid": worker.pid}})
+        code = await worker.ended()
+        del self._workers[number]
         return f"signal {-code}" if code < 0 else f"exit code {code}"

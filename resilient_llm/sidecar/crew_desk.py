@@ -26,8 +26,8 @@ from resilient_llm.sidecar.ui import SNAPSHOT, merge
 
 if TYPE_CHECKING:
     from resilient_llm.sidecar.crew import Crew
-    from resilient_llm.sidecar.hand import Hand
     from resilient_llm.sidecar.tls import Certificates, Kept
+    from resilient_llm.sidecar.worker_handle import WorkerHandle
 
 __all__ = ["CrewDesk", "Orders"]
 
@@ -100,13 +100,13 @@ class CrewDesk:
     @property
     def draining(self) -> bool:
         """Tell whether it is about to stop, or nobody serves."""
-        return self._crew.draining or not self._crew.hands
+        return self._crew.draining or not self._crew.workers
 
     async def answer(self, method: str, path: str, body: bytes) -> Answer:
         """Answer one request."""
         if (method, path) == ("POST", "/admin/reload"):
             return await self._answer_reload()
-        if not self._crew.hands:
+        if not self._crew.workers:
             return 503, TEXT, b"No worker serves.\n"
         if method == "POST":
             async with self._one_by_one:
@@ -115,31 +115,31 @@ class CrewDesk:
                 asked = await self._ask(method, path, text)
                 if any(answer is not None and answer[0] != 200 for _, answer in asked):
                     take_back()
-                self._part_with([hand for hand, answer in asked if answer is None])
+                self._part_with([worker for worker, answer in asked if answer is None])
         else:
             asked = await self._ask(method, path, "")
-        given = [(hand, answer) for hand, answer in asked if answer is not None]
+        given = [(worker, answer) for worker, answer in asked if answer is not None]
         if not given:
             return 503, TEXT, b"No worker answers.\n"
         worst = max((answer for _, answer in given), key=lambda answer: answer[0])
         return worst if method == "POST" or worst[0] != 200 else self._as_one(path, given)
 
-    def _as_one(self, path: str, given: list[tuple[Hand, Answer]]) -> Answer:
+    def _as_one(self, path: str, given: list[tuple[WorkerHandle, Answer]]) -> Answer:
         """Make one answer of those of all workers."""
         if path == "/metrics":
-            texts = {hand.number: answer[2].decode() for hand, answer in given}
+            texts = {worker.number: answer[2].decode() for worker, answer in given}
             return 200, given[0][1][1], one_text(texts, self._crew.restarts).encode()
         if path == "/admin/health":
             return 200, JSON, json.dumps(self._health(given)).encode()
         return given[0][1] if path != SNAPSHOT else self._snapshot(given)
 
-    def _snapshot(self, given: list[tuple[Hand, Answer]]) -> Answer:
+    def _snapshot(self, given: list[tuple[WorkerHandle, Answer]]) -> Answer:
         seen = merge([json.loads(answer[2]) for _, answer in given])
         return 200, JSON, json.dumps({**seen, "reload_error": self._last.error}).encode()
 
-    def _health(self, given: list[tuple[Hand, Answer]]) -> Mapping[str, object]:
-        reports = {hand.number: json.loads(answer[2]) for hand, answer in given}
-        pids = {hand.number: hand.pid for hand, _ in given}
+    def _health(self, given: list[tuple[WorkerHandle, Answer]]) -> Mapping[str, object]:
+        reports = {worker.number: json.loads(answer[2]) for worker, answer in given}
+        pids = {worker.number: worker.pid for worker, _ in given}
         workers = [
             {
                 "worker": number,
@@ -177,7 +177,7 @@ class CrewDesk:
             self._orders.take(text, config, kept)
             show()
             asked = await self._ask("POST", "/admin/reload", text.decode())
-            failed = [hand for hand, answer in asked if answer is None or answer[0] != 200]
+            failed = [worker for worker, answer in asked if answer is None or answer[0] != 200]
             self._part_with(failed)
         self._last.error = None
         self._last.count += 1
@@ -194,19 +194,19 @@ class CrewDesk:
         for note in notes(self._orders.config.model_copy(update={"server": server})):
             logger.warning("%s", note)
 
-    def _part_with(self, hands: list[Hand]) -> None:
+    def _part_with(self, workers: list[WorkerHandle]) -> None:
         """End workers that did not do what the others did: they come back as the others are."""
-        for hand in hands:
-            if hand.is_ready:  # else it is gone already
-                fields = {"worker_ended": hand.number}
+        for worker in workers:
+            if worker.is_ready:  # else it is gone already
+                fields = {"worker_ended": worker.number}
                 logger.error("a worker did not do as it was told, and is ended", extra={"fields": fields})
-                hand.kill()
+                worker.kill()
 
-    async def _ask(self, method: str, path: str, body: str) -> list[tuple[Hand, Answer | None]]:
+    async def _ask(self, method: str, path: str, body: str) -> list[tuple[WorkerHandle, Answer | None]]:
         """Ask all that serve now; who is gone, or hangs, has no answer."""
-        hands = self._crew.hands
+        workers = self._crew.workers
         if method == "POST":
             for beginner in self._crew.beginners:
                 await beginner.tell(method, path, body)
-        answers = await asyncio.gather(*[hand.ask(method, path, body) for hand in hands])
-        return list(zip(hands, answers, strict=True))
+        answers = await asyncio.gather(*[worker.ask(method, path, body) for worker in workers])
+        return list(zip(workers, answers, strict=True))

@@ -21,7 +21,7 @@ from resilient_llm.message import Headers, header
 from resilient_llm.providers import classify_exception
 from resilient_llm.sidecar.asked import ROUTES, Asked, is_list
 from resilient_llm.sidecar.browser import Browser
-from resilient_llm.sidecar.departure import UnlessGone, connection_of, listening
+from resilient_llm.sidecar.disconnect import UnlessGone, connection_of, listening
 from resilient_llm.sidecar.headers import for_client
 from resilient_llm.sidecar.inbound import read_body
 from resilient_llm.sidecar.masked import partly_searched, searched, without_secrets

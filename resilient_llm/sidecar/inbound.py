@@ -20,7 +20,7 @@ from resilient_llm.providers import ContentDecoder
 from resilient_llm.sidecar.refusal import RefusedError
 
 if TYPE_CHECKING:
-    from resilient_llm.sidecar.departure import Connection
+    from resilient_llm.sidecar.disconnect import Connection
 
 __all__ = ["ClientGoneError", "read_body", "safe_path", "safe_query"]
 

@@ -16,7 +16,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
 from resilient_llm.sidecar.close_delimited import close_delimited
 from resilient_llm.sidecar.cycle import Cycle
-from resilient_llm.sidecar.departure import EXTENSION
+from resilient_llm.sidecar.disconnect import EXTENSION
 from resilient_llm.sidecar.head import HeadTooLargeError, MalformedHeadError, check_head, without_upgrade
 from resilient_llm.sidecar.rejection import LATE, MALFORMED, TOO_LARGE, TOO_MANY, Rejection, what_is_wrong
 from resilient_llm.sidecar.watched import WatchedProtocol

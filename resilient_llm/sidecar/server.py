@@ -23,12 +23,12 @@ from resilient_llm.sidecar.engine import Engine
 from resilient_llm.sidecar.exchange import CutShortError
 from resilient_llm.sidecar.listener import Listener, admin_listener, bind, main_listener
 from resilient_llm.sidecar.log_lines import LineHandler
+from resilient_llm.sidecar.log_writer import LogWriter
 from resilient_llm.sidecar.observability import observe
 from resilient_llm.sidecar.problems import ConfigError
 from resilient_llm.sidecar.reload import Reloader
 from resilient_llm.sidecar.service import Service, signals
 from resilient_llm.sidecar.tls import LISTENERS, Certificates
-from resilient_llm.sidecar.unhurried import Unhurried
 from resilient_llm.sidecar.whole_lines import WholeLines
 
 __all__ = ["Ready", "configure_logging", "run"]
@@ -108,7 +108,7 @@ def configure_logging(*, level: int = logging.INFO, worker: int | None = None) -
         record.fields = fields
         return formatter.format(record) + "\n"
 
-    handler = LineHandler(Unhurried(WholeLines(sys.stdout.fileno()), lost=lost))
+    handler = LineHandler(LogWriter(WholeLines(sys.stdout.fileno()), lost=lost))
     handler.setFormatter(formatter)
     if worker is not None:
 

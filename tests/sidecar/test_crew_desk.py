@@ -18,7 +18,7 @@ TOML = "[targets.a]\nurl = 'http://127.0.0.1:9/v1'\n"
 DONE: Answer = (200, JSON, b"{}")
 
 
-class FakeHand:
+class FakeWorker:
     """A worker that answers what it is made with, and notes what it is told."""
 
     def __init__(self, number: int, answer: Answer | None = DONE, *, is_ready: bool = True) -> None:
@@ -47,29 +47,29 @@ class FakeCrew:
 
     draining = False
 
-    def __init__(self, *hands: FakeHand) -> None:
-        self.all = hands
-        self.restarts = {hand.number: 0 for hand in hands}
+    def __init__(self, *workers: FakeWorker) -> None:
+        self.all = workers
+        self.restarts = {worker.number: 0 for worker in workers}
 
     @property
-    def hands(self) -> list[FakeHand]:
-        return [hand for hand in self.all if hand.is_ready]
+    def workers(self) -> list[FakeWorker]:
+        return [worker for worker in self.all if worker.is_ready]
 
     @property
-    def beginners(self) -> list[FakeHand]:
-        return [hand for hand in self.all if not hand.is_ready]
+    def beginners(self) -> list[FakeWorker]:
+        return [worker for worker in self.all if not worker.is_ready]
 
 
-def desk_of(tmp_path: Path, *hands: FakeHand) -> CrewDesk:
+def desk_of(tmp_path: Path, *workers: FakeWorker) -> CrewDesk:
     file = tmp_path / "gateway.toml"
     file.write_text(TOML)
-    crew: Any = FakeCrew(*hands)
+    crew: Any = FakeCrew(*workers)
     return CrewDesk(crew, Orders(file))
 
 
 @pytest.mark.parametrize("path", ["/admin/reload", "/admin/circuits/a/isolate"])
 async def test_who_hangs_is_ended_and_comes_back_as_the_others_are(path: str, tmp_path: Path) -> None:
-    good, hanging = FakeHand(1), FakeHand(2, None)
+    good, hanging = FakeWorker(1), FakeWorker(2, None)
     status, _, _ = await desk_of(tmp_path, good, hanging).answer("POST", path, b"")
     assert status == 200
     assert (good.killed, hanging.killed) == (False, True)
@@ -77,15 +77,15 @@ async def test_who_hangs_is_ended_and_comes_back_as_the_others_are(path: str, tm
 
 async def test_who_hangs_is_left_alone_by_those_who_only_look(tmp_path: Path) -> None:
     health: Answer = (200, JSON, json.dumps({"config": {}}).encode())
-    hanging = FakeHand(2, None)
-    status, _, _ = await desk_of(tmp_path, FakeHand(1, health), hanging).answer("GET", "/admin/config", b"")
+    hanging = FakeWorker(2, None)
+    status, _, _ = await desk_of(tmp_path, FakeWorker(1, health), hanging).answer("GET", "/admin/config", b"")
     assert status == 200
     assert not hanging.killed
 
 
 async def test_who_refuses_a_reload_is_ended_and_who_refuses_a_change_is_not(tmp_path: Path) -> None:
-    refusing = FakeHand(2, (422, JSON, b"{}"))
-    desk = desk_of(tmp_path, FakeHand(1), refusing)
+    refusing = FakeWorker(2, (422, JSON, b"{}"))
+    desk = desk_of(tmp_path, FakeWorker(1), refusing)
     status, _, _ = await desk.answer("POST", "/admin/targets/a/weight", b"")
     assert (status, refusing.killed) == (422, False)
     await desk.reload()
@@ -93,8 +93,8 @@ async def test_who_refuses_a_reload_is_ended_and_who_refuses_a_change_is_not(tmp
 
 
 async def test_who_begins_to_serve_meanwhile_is_told_and_stays(tmp_path: Path) -> None:
-    beginner = FakeHand(2, is_ready=False)
-    serving = FakeHand(1)
+    beginner = FakeWorker(2, is_ready=False)
+    serving = FakeWorker(1)
     serving.while_asked = lambda: setattr(beginner, "is_ready", True)
     await desk_of(tmp_path, serving, beginner).reload()
     assert beginner.is_ready

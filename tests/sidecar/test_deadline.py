@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 from resilient_llm.sidecar import Sidecar
-from resilient_llm.sidecar.departure import EXTENSION
+from resilient_llm.sidecar.disconnect import EXTENSION
 from resilient_llm.testing import FakeProvider, Fault
 from tests.asgi.server import Connection
 from tests.sidecar.support import ASK, OPEN, Watched, logged, memory

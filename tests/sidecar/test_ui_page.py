@@ -357,7 +357,7 @@ async def test_workers_are_seen_as_one() -> None:
     for sidecar in sidecars:
         await ask(sidecar)
 
-    class Hand:
+    class WorkerHandle:
         pid = 1
 
         def __init__(self, number: int) -> None:
@@ -366,7 +366,9 @@ async def test_workers_are_seen_as_one() -> None:
         async def ask(self, method: str, path: str, body: str) -> Any:
             return await OneProcess(sidecars[self.number], None).answer(method, path, body.encode())
 
-    crew: Any = SimpleNamespace(hands=[Hand(0), Hand(1)], draining=False, restarts={0: 0, 1: 0})
+    crew: Any = SimpleNamespace(
+        workers=[WorkerHandle(0), WorkerHandle(1)], draining=False, restarts={0: 0, 1: 0}
+    )
     viewer = Viewer(Admin(CrewDesk(crew, SimpleNamespace(config=None)), token=TOKEN))  # type: ignore[arg-type]
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(viewer.run)

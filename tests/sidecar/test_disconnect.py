@@ -12,7 +12,7 @@ import uvicorn
 from starlette.types import Message, Receive, Scope, Send
 
 from resilient_llm._loop import EventLoop
-from resilient_llm.sidecar.departure import Connection, UnlessGone, connection_of, listening
+from resilient_llm.sidecar.disconnect import Connection, UnlessGone, connection_of, listening
 from resilient_llm.sidecar.protocol import guarded
 from tests.sidecar.support import Watched
 

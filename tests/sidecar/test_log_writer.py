@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from resilient_llm.sidecar.unhurried import Unhurried
+from resilient_llm.sidecar.log_writer import LogWriter
 from resilient_llm.testing import FakeProvider, serve_in_thread
 from tests.sidecar.process import PORTS
 from tests.sidecar.support import ASK
@@ -41,7 +41,7 @@ def lost(count: int) -> str:
 def test_everything_is_written_in_its_order() -> None:
     stuck = Stuck()
     stuck.going.set()
-    out = Unhurried(stuck, lost=lost, patience=60)
+    out = LogWriter(stuck, lost=lost, patience=60)
     for number in range(1000):
         out.write(f"{number}\n")
     out.flush()
@@ -50,7 +50,7 @@ def test_everything_is_written_in_its_order() -> None:
 
 def test_what_is_not_taken_is_left_out_and_counted_once_there_is_room() -> None:
     stuck = Stuck()
-    out = Unhurried(stuck, lost=lost, most=10 * len(LINE), patience=60)
+    out = LogWriter(stuck, lost=lost, most=10 * len(LINE), patience=60)
     for _ in range(25):
         out.write(LINE)  # would hang here for ever
     stuck.going.set()
@@ -64,7 +64,7 @@ def test_what_is_not_taken_is_left_out_and_counted_once_there_is_room() -> None:
 def test_a_piece_larger_than_all_that_may_wait_passes_alone() -> None:
     stuck = Stuck()
     stuck.going.set()
-    out = Unhurried(stuck, lost=lost, most=10, patience=60)
+    out = LogWriter(stuck, lost=lost, most=10, patience=60)
     out.write(LINE)
     out.flush()
     assert stuck.written == [LINE]
@@ -72,7 +72,7 @@ def test_a_piece_larger_than_all_that_may_wait_passes_alone() -> None:
 
 def test_flushing_has_an_end() -> None:
     stuck = Stuck()
-    out = Unhurried(stuck, lost=lost, patience=0.05)
+    out = LogWriter(stuck, lost=lost, patience=0.05)
     out.write(LINE)
     out.flush()
     assert stuck.written == []
@@ -88,7 +88,7 @@ def test_that_nobody_reads_any_more_ends_nothing() -> None:
             raise BrokenPipeError
 
     closed = Closed()
-    out = Unhurried(closed, lost=lost, patience=60)
+    out = LogWriter(closed, lost=lost, patience=60)
     out.write(LINE)
     out.flush()
     out.write(LINE)

@@ -1,4 +1,4 @@
-"""A worker as its supervisor has it in hand: the process, what it is asked, and what it answers.
+"""A worker as its supervisor knows it: the process, what it is asked, and what it answers.
 
 When one is made anew, and what all of them are told, is the supervisor's.
 """
@@ -16,7 +16,7 @@ from itertools import count
 from resilient_llm.sidecar.channel import Channel
 from resilient_llm.sidecar.desk import Answer
 
-__all__ = ["Hand"]
+__all__ = ["WorkerHandle"]
 
 _PATIENCE = 5.0
 """Seconds for an answer; who is silent for so long hangs. Prometheus waits for 10."""
@@ -25,7 +25,7 @@ _LONGER = 30.0
 """Seconds for a change, which may be a reload."""
 
 
-class Hand:
+class WorkerHandle:
     """Hold one worker."""
 
     def __init__(self, number: int, process: asyncio.subprocess.Process, channel: Channel) -> None:
@@ -39,7 +39,7 @@ class Hand:
         self._reading = asyncio.create_task(self._read())
 
     @classmethod
-    async def start(cls, number: int, sock: socket.socket) -> Hand:
+    async def start(cls, number: int, sock: socket.socket) -> WorkerHandle:
         """Start a process that is to serve on a socket, which is its own from then on. Raises `OSError`."""
         mine, its = socket.socketpair()
         try:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-__all__ = ["Unhurried"]
+__all__ = ["LogWriter"]
 
 _MOST = 4 * 1024 * 1024
 _PATIENCE = 2.0
@@ -26,7 +26,7 @@ class Writable(Protocol):
         ...
 
 
-class Unhurried:
+class LogWriter:
     """Take text at once, and write it to `stream` as fast as that takes it.
 
     At most `most` characters wait; of what comes meanwhile nothing is kept, and what `lost` makes of the number of its
