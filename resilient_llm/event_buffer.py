@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from resilient_llm.core.sse import Event
     from resilient_llm.providers import StreamReader
 
-__all__ = ["EventBuffer"]
+__all__ = ["AFTER_END", "EventBuffer"]
+
+AFTER_END = 1.0
+"""Seconds that a stream may last which has said that it is at its end: its caller waits, and others for its slot."""
 
 # Asked for with each event; through its class it costs eight times a global on 3.11.
 _CONTENT = EventKind.CONTENT

@@ -6,6 +6,7 @@ the stream, in the caller's dialect, and is never an end.
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ import anyio
 
 from resilient_llm.call import outcome_of
 from resilient_llm.errors import AttemptError
-from resilient_llm.event_buffer import EventBuffer
+from resilient_llm.event_buffer import AFTER_END, EventBuffer
 from resilient_llm.message import without
 from resilient_llm.outcome import CANCELLED, DEADLINE_EXCEEDED, SUCCESS, Outcome
 from resilient_llm.outlet import Shortcut
@@ -60,6 +61,7 @@ class EventStream:
         "_errors",
         "_held",
         "_over",
+        "_over_by",
         "_reader",
         "_shortcut",
         "_source",
@@ -105,6 +107,7 @@ class EventStream:
         )
         self._held = False  # whether there may be something in the buffer that could have been passed on
         self._over = False
+        self._over_by = math.inf
         self._shortcut: Shortcut | None = None
         if self._tells:
             reply.headers = without(reply.headers, b"content-length")
@@ -181,7 +184,7 @@ class EventStream:
         if not ready and buffer.stop is None:
             attempt, clock, shortcut = self.attempt, self._clock, self._shortcut
             began = 0.0 if clock is None else attempt.loop.time()
-            until = attempt.deadline if clock is None else min(attempt.deadline, clock.until(began))
+            until = self._may_last_until(began)
             try:
                 if shortcut is None:
                     taken = await self._source.read(buffer.take, until)
@@ -200,6 +203,15 @@ class EventStream:
                 self._hear_content(attempt.loop.time())
             ready = b"" if taken is True else taken
         return ready if buffer.stop is None else await self._stopped(ready)
+
+    def _may_last_until(self, began: float) -> float:
+        """Give the time by which the read that has begun must be over."""
+        attempt, clock = self.attempt, self._clock
+        until = attempt.deadline if clock is None else min(attempt.deadline, clock.until(began))
+        if not self._reader.complete:
+            return until
+        self._over_by = min(self._over_by, attempt.loop.time() + AFTER_END)
+        return min(until, self._over_by)
 
     def put_into(self, outlet: Outlet) -> None:
         """Have events go there as they come while somebody waits for the next, who gets what comes after them."""

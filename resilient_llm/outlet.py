@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from resilient_llm.event_buffer import AFTER_END
+
 if TYPE_CHECKING:
     from resilient_llm.attempt_clock import AttemptClock
     from resilient_llm.call import Call
@@ -35,7 +37,7 @@ class Shortcut:
     For a `Source`: `offer` is what it shows first to, and `take` what takes the rest.
     """
 
-    __slots__ = ("_attempt", "_buffer", "_clock", "_outlet", "_source", "_taken")
+    __slots__ = ("_attempt", "_buffer", "_clock", "_is_over", "_outlet", "_source", "_taken")
 
     def __init__(
         self, outlet: Outlet, buffer: EventBuffer, source: Source, attempt: Call, clock: AttemptClock | None
@@ -45,6 +47,7 @@ class Shortcut:
         self._source = source
         self._attempt = attempt
         self._clock = clock
+        self._is_over = False
         self._taken: bytes | Literal[True] = b""
 
     def offer(self, chunk: bytes) -> bytes | None:
@@ -53,10 +56,14 @@ class Shortcut:
         if attempt.first_chunk is None or not self._outlet.is_ready():
             return chunk
         taken = buffer.take(chunk)
-        if clock is not None and buffer.content:
+        if buffer.reader.complete:
+            if not self._is_over:
+                self._is_over = True
+                self._source.last_until(min(attempt.deadline, attempt.loop.time() + AFTER_END))
+        elif clock is not None and buffer.content:
             now = attempt.loop.time()
             clock.heard(now)
-            self._source.extend(min(attempt.deadline, clock.until(now)))
+            self._source.last_until(min(attempt.deadline, clock.until(now)))
         if taken is True or buffer.stop is not None:
             self._taken = taken
             return b""

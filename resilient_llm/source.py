@@ -98,9 +98,9 @@ class Source:
         await self.give_up()
         raise ReadTimedOutError
 
-    def extend(self, until: float) -> None:
-        """Let the read that has begun last until then, which is later; from an `offer`."""
-        self._alarm.extend(until)
+    def last_until(self, until: float) -> None:
+        """Let the read that has begun last until then; from an `offer`."""
+        self._alarm.last_until(until)
 
     async def _is_late(self, error: BaseException) -> bool:
         """Tell whether a read failed for being late alone, and give the body up if not."""
@@ -180,9 +180,11 @@ class _Alarm:
         if until < self._due:
             self._set(until)
 
-    def extend(self, until: float) -> None:
-        """Let the read last until then, which is later."""
-        self._until = until  # the timer goes off before that, and finds it
+    def last_until(self, until: float) -> None:
+        """Let the read last until then."""
+        self._until = until
+        if until < self._due:  # else the timer goes off before that, and finds it
+            self._set(until)
 
     def stop(self, error: BaseException | None = None) -> bool:
         """End a read; tell whether it is this alarm that `error` comes from, and nobody else wants the task to end."""
@@ -239,8 +241,8 @@ class _ScopeAlarm:
             self._scope = self._make_scope(deadline=until)
             self._scope.__enter__()
 
-    def extend(self, until: float) -> None:
-        """Let the read last until then, which is later."""
+    def last_until(self, until: float) -> None:
+        """Let the read last until then."""
         if self._scope is not None:
             self._scope.deadline = until
 

@@ -330,3 +330,20 @@ async def test_the_reading_task_may_change_at_any_event() -> None:
     assert b"".join(got) == ROLE + says("one ") + says("two ") + says("three", "stop") + DONE
     with pytest.raises(StopAsyncIteration):
         await anext(stream)
+
+
+@WITH_POLICIES
+@pytest.mark.parametrize(
+    "after", [[math.inf], [0.4, PING] * 100, [0.4, says("more")] * 100], ids=["nothing", "pings", "more"]
+)
+async def test_a_stream_that_has_said_its_last_word_and_stays_is_ended(
+    policies: list[Any], after: list[Any]
+) -> None:
+    spy = Spy()
+    upstream = Upstream(lambda: streamed(*WHOLE, *after))
+    began = anyio.current_time()
+    body = await read(await send(resilient(upstream, *policies, spy)))
+    assert body.startswith(b"".join(WHOLE))
+    assert anyio.current_time() - began == pytest.approx(1)
+    assert [outcome.verdict for outcome in spy.ended] == [Verdict.SUCCESS]
+    assert upstream.all_closed

@@ -348,3 +348,23 @@ async def test_a_defect_of_the_caller_ends_the_stream_and_hangs_nobody() -> None
     it.upstream.connection.connection_lost(raised.value)  # as event loops do
     await reader
     assert not it.outcome.ok
+
+
+@pytest.mark.parametrize("clocks", [[], [AttemptTimeout(content_gap=30)]], ids=["no clocks", "clocks"])
+async def test_one_that_has_said_its_last_word_and_stays_is_ended(clocks: list[Policy]) -> None:
+    it = Exchange(*clocks)
+    reader = asyncio.create_task(it.relay(await it.begin()))
+    await turn()
+    it.upstream.say(ROLE + says("one"))
+    await turn()
+    began = anyio.current_time()
+    it.upstream.say(says("two", "stop"))
+    it.upstream.say(DONE)
+    for _ in range(2):
+        await anyio.sleep(0.4)
+        it.upstream.say(PING)  # which puts it off no more
+    await reader
+    assert anyio.current_time() - began == pytest.approx(1)
+    assert b"".join(it.caller.received) == ROLE + says("one") + says("two", "stop") + DONE + PING * 2
+    assert it.outcome.ok
+    assert it.upstream.connection.closed

@@ -91,14 +91,14 @@ class Showing(Stream):
         return left
 
 
-async def test_a_read_lasts_as_long_as_it_is_extended() -> None:
+async def test_a_read_lasts_as_long_as_it_is_told_to_meanwhile() -> None:
     stream = Showing(8.0, b"a", 8.0, b"b", 1.0, b"c", 9.0, b"d", 8.0, b"e", math.inf)
     reading, shown = Source(stream, EventLoop.current()), []
 
     def offer(chunk: bytes) -> bytes | None:
         shown.append(chunk)
         if chunk in b"ad":
-            reading.extend(later(10))
+            reading.last_until(later(10))
         return chunk if chunk == b"c" else None
 
     assert await reading.read(take, later(10), offer) == b"c"
@@ -107,6 +107,20 @@ async def test_a_read_lasts_as_long_as_it_is_extended() -> None:
         await reading.read(take, later(10), offer)
     assert anyio.current_time() - began == pytest.approx(9 + 10)
     assert shown == [b"a", b"b", b"c", b"d", b"e"]
+    assert stream.closed
+
+
+async def test_a_read_lasts_no_longer_than_it_is_told_to_meanwhile() -> None:
+    stream = Showing(8.0, b"a", math.inf)
+    reading = Source(stream, EventLoop.current())
+
+    def offer(_chunk: bytes) -> None:
+        reading.last_until(later(1))
+
+    began = anyio.current_time()
+    with pytest.raises(ReadTimedOutError):
+        await reading.read(take, later(100), offer)
+    assert anyio.current_time() - began == pytest.approx(8 + 1)
     assert stream.closed
 
 
