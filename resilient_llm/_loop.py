@@ -181,7 +181,6 @@ class LoopBound:
             except RuntimeError:
                 running = EventLoop.running()
             if running is self._running:
-                loop.thread = get_ident()
                 return loop
             if loop.is_alive():
                 msg = (
