@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 
 from resilient_llm.errors import ConfigurationError
+from resilient_llm.message import DIGESTS
 
 __all__ = ["check_auth", "check_own"]
 
@@ -29,12 +30,13 @@ _OF_THE_CONNECTION = frozenset(
         "upgrade",
     }
 )
-_OF_THE_BODY = frozenset({"content-digest", "content-encoding", "content-length", "content-md5", "digest"})
+_OF_THE_BODY = frozenset({"content-encoding", "content-length", *(name.decode() for name in DIGESTS)})
 
 
 def check_auth(auth: object) -> None:
     """Check the name of the header that a secret goes out in; raises `ConfigurationError`, without it."""
-    if not _matches(_NAME, auth) or _decided_by(str(auth)) is not None or str(auth).lower() == "host":
+    lower = str(auth).lower()
+    if not _matches(_NAME, auth) or _decided_by(lower) is not None or lower == "host":
         raise ConfigurationError(
             "auth=...: allowed are 'bearer', names of headers that a secret can be sent in, and None"
         )
@@ -72,10 +74,10 @@ def check_own(headers: object, auth: str | None) -> dict[str, str]:
 
 
 def _decided_by(name: str) -> str | None:
-    lower = name.lower()
-    if lower in _OF_THE_CONNECTION:
+    """Say what decides a header (lower case) that nobody can give; `None` for any other."""
+    if name in _OF_THE_CONNECTION:
         return "since each connection decides it"
-    return "since the body of each request decides it" if lower in _OF_THE_BODY else None
+    return "since the body of each request decides it" if name in _OF_THE_BODY else None
 
 
 def _matches(pattern: re.Pattern[str], value: object) -> bool:

@@ -7,12 +7,14 @@ refusal looks like are decided elsewhere.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from resilient_llm.asgi.inbox import Inbox
+from resilient_llm.asgi.listening import while_listening
 from resilient_llm.call import outcome_of
 from resilient_llm.context import Ambient, current, enclosing
 from resilient_llm.message import Reply, header
@@ -78,7 +80,7 @@ class Exchange:
         """
         call = self._call
         try:
-            await self._go_through(pipeline)
+            await while_listening(partial(self._go_through, pipeline), self._listen)
         except BaseException as error:
             call.finish(outcome_of(error, call))
             raise
@@ -150,23 +152,9 @@ class Exchange:
         return not scope.cancelled_caught
 
     async def _go_through(self, pipeline: Pipeline) -> None:
-        failure: BaseException | None = None
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._listen, tasks.cancel_scope)
-            try:
-                reply = await pipeline.handle(self._call)
-                if not self._running:
-                    await self._relay(reply)
-            except anyio.get_cancelled_exc_class():
-                raise
-            except BaseException as error:  # noqa: BLE001 - raised again below, outside the group
-                failure = error
-            tasks.cancel_scope.cancel()
-        if failure is not None:
-            try:
-                raise failure
-            finally:
-                del failure  # or its traceback and this frame would hold each other
+        reply = await pipeline.handle(self._call)
+        if not self._running:
+            await self._relay(reply)
 
     async def _listen(self, call_scope: anyio.CancelScope) -> None:
         if call_scope.cancel_called:

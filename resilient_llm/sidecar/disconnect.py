@@ -7,10 +7,13 @@ listens for it. What a body or an answer is, is not seen here.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import anyio
 from starlette.types import Receive, Scope
+
+from resilient_llm.asgi.listening import while_listening
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -98,21 +101,7 @@ async def listening(
 
     Raises what `answer` raises.
     """
-    failure: BaseException | None = None
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_listen, receive, left, tasks.cancel_scope)
-        try:
-            await answer()
-        except anyio.get_cancelled_exc_class():
-            raise
-        except BaseException as error:  # noqa: BLE001 - raised again below, outside the group
-            failure = error
-        tasks.cancel_scope.cancel()
-    if failure is not None:
-        try:
-            raise failure
-        finally:
-            del failure  # or its traceback and this frame would hold each other
+    await while_listening(answer, partial(_listen, receive, left))
 
 
 async def _listen(receive: Receive, left: Callable[[], bool], scope: anyio.CancelScope) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from resilient_llm.event_stream import EventStream
+from resilient_llm.message import DIGESTS
 from resilient_llm.policies._recording import RecordedStream
 from resilient_llm.providers import decode_body
 from resilient_llm.streams import BufferedStream, read_up_to
@@ -26,9 +27,7 @@ logger = logging.getLogger("resilient_llm")
 
 _MOST = 4 * 1024 * 1024
 _MASK = b"***"
-_OF_THE_BYTES = frozenset(
-    {b"content-digest", b"content-encoding", b"content-length", b"content-md5", b"digest", b"etag"}
-)
+_OF_THE_BYTES = DIGESTS | {b"content-encoding", b"content-length", b"etag"}
 
 
 class Secrets:

@@ -1,0 +1,37 @@
+"""Answering a request beside listening to its client, who may leave meanwhile.
+
+What is heard, and what it means for the answer, is whoever listens to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import anyio
+
+__all__ = ["while_listening"]
+
+
+async def while_listening(
+    answer: Callable[[], Awaitable[object]], listen: Callable[[anyio.CancelScope], Coroutine[Any, Any, None]]
+) -> None:
+    """Await `answer`, and stop listening when it is done; `listen` is given the scope that cancels it.
+
+    Raises what `answer` raises, by itself and in no group.
+    """
+    failure: BaseException | None = None
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(listen, tasks.cancel_scope)
+        try:
+            await answer()
+        except anyio.get_cancelled_exc_class():
+            raise
+        except BaseException as error:  # noqa: BLE001 - raised again below, outside the group
+            failure = error
+        tasks.cancel_scope.cancel()
+    if failure is not None:
+        try:
+            raise failure
+        finally:
+            del failure  # or its traceback and this frame would hold each other
