@@ -26,6 +26,7 @@ from resilient_llm.sidecar.auth import MIN_KEY, keys_in
 from resilient_llm.sidecar.headers import for_provider
 from resilient_llm.sidecar.inbound import safe_path, safe_query
 from resilient_llm.sidecar.refusal import RefusedError
+from resilient_llm.transports.request_head import upload
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from resilient_llm.message import Headers
     from resilient_llm.sidecar.browser import Browser
     from resilient_llm.sidecar.build import Setup
+    from resilient_llm.sidecar.inbound import ClientBody
     from resilient_llm.sidecar.tables import Tenant
 
 __all__ = ["ROUTES", "Asked", "is_list"]
@@ -56,6 +58,9 @@ _HOST = b"sidecar.invalid"
 _MASK = b"***"
 _ORIGIN = f"http://{_HOST.decode()}"
 """Where requests would go without a target: nowhere, so that none of them keeps the client's credentials."""
+_JSON = re.compile(rb"json\b", re.IGNORECASE)
+_KEPT = 1024 * 1024
+"""Bytes of a body that are read before anything is sent, so that it may be sent again."""
 _SEGMENT = re.compile(rb"[^/]{%d,}" % MIN_KEY)
 _NAMING = frozenset({"model", "models"})
 _OF_THE_BYTES = DIGESTS | {b"content-length"}
@@ -130,13 +135,31 @@ class Asked:
             return names or None
         return [name for name in names or tenant.models if name in tenant.models]
 
+    def is_upload(self) -> bool:
+        """Tell whether the body is one to pass on as it comes: large, as files are, and nothing to be read here."""
+        first = self._first
+        if b"content-encoding" in first or _JSON.search(first.get(b"content-type") or b"json"):
+            return False
+        return b"transfer-encoding" in first or int(first.get(b"content-length", b"0")[:20]) > _KEPT
+
+    def upload(self, path: str, body: ClientBody, target: str) -> Request:
+        """Make the request that goes on with a body that is still to come."""
+        length = self._first.get(b"content-length")
+        url, headers = self._head(path, None if length is None else int(length), target)
+        return upload(self._method, url, headers, body)
+
     def request(self, path: str, body: bytes, target: str | None) -> Request:
         """Make the request that goes on; what its path begins with is the target, where that is named."""
+        sends_body = bool(body) or self._method in ("POST", "PUT", "PATCH")
+        url, headers = self._head(path, len(body) if sends_body else None, target)
+        return Request(self._method, url, headers, body)
+
+    def _head(self, path: str, size: int | None, target: str | None) -> tuple[str, Headers]:
+        """Give where a request goes on to, and with what headers, `size` being the length of its body."""
         query = safe_query(self._scope["query_string"])
         if target is not None:
             path = f"/{path[len(target) + 2 :]}"
-        sends_body = bool(body) or self._method in ("POST", "PUT", "PATCH")
-        headers = for_provider(self._headers, self._first, _HOST, len(body) if sends_body else None)
+        headers = for_provider(self._headers, self._first, _HOST, size)
         if b"content-encoding" in self._first:  # it has been undone
             headers = [
                 one
@@ -147,8 +170,7 @@ class Asked:
         ascii_ = len(first) == len(self._headers) and b"".join(first.values()).isascii()
         if not ascii_ and not all(_is_utf8(value) for _name, value in headers):
             raise RefusedError(400, "invalid_header", "A header of the request is not UTF-8.")
-        url = f"{_ORIGIN}{path}?{query}" if query else f"{_ORIGIN}{path}"
-        return Request(self._method, url, headers, body)
+        return f"{_ORIGIN}{path}?{query}" if query else f"{_ORIGIN}{path}", headers
 
     def model(self, request: Request) -> str:
         """Give the model that a body asks for."""

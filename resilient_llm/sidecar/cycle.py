@@ -19,7 +19,7 @@ from resilient_llm.message import has_controls, lines_of
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
 
@@ -34,6 +34,8 @@ class Cycle(RequestResponseCycle):
 
     loop: asyncio.AbstractEventLoop
     """The event loop of its connection."""
+    close: Callable[[], None]
+    """Closes its connection, once all is written."""
     _head = b""
     """What has not been written yet: it goes out together with the body that usually comes at once, or by itself."""
     _read = False
@@ -136,7 +138,7 @@ class Cycle(RequestResponseCycle):
         self.response_complete = True
         self.message_event.set()
         if not self.keep_alive:
-            self.transport.close()
+            self.close()
         self.on_response()
 
     def _framing(self, form: _Form, values: tuple[bytes, ...], status: int) -> bytes:

@@ -23,7 +23,7 @@ from resilient_llm.sidecar.asked import ROUTES, Asked, is_list
 from resilient_llm.sidecar.browser import Browser
 from resilient_llm.sidecar.disconnect import UnlessGone, connection_of, listening
 from resilient_llm.sidecar.headers import for_client
-from resilient_llm.sidecar.inbound import read_body
+from resilient_llm.sidecar.inbound import ClientBody, read_body
 from resilient_llm.sidecar.masked import partly_searched, searched, without_secrets
 from resilient_llm.sidecar.models import model_list
 from resilient_llm.sidecar.refusal import RefusedError, dated, plain, refusal
@@ -82,6 +82,7 @@ class Exchange:
         self._first = first
         self._browser = Browser(first, setup.config.server.cors_origins) if b"origin" in first else None
         self._complete = False
+        self._upload: ClientBody | None = None
         self.has_begun = False
         """Whether some of the response is on its way."""
 
@@ -135,6 +136,11 @@ class Exchange:
         door, target = asked.door(path, tenant)
         entry.target = target
         server = setup.config.server
+        if target is not None and self._connection is not None and asked.is_upload():
+            self._upload = ClientBody(
+                self._receive, self._first, max_size=server.max_upload, patience=server.body_timeout
+            )
+            return door, asked.upload(path, self._upload, target), asked.ambient(tenant)
         body = await read_body(
             self._receive,
             self._headers,
@@ -221,6 +227,8 @@ class Exchange:
         named = dict(headers)
         self._entry.replied(status, named)
         headers += self._own_headers()
+        if self._upload is not None and not self._upload.complete:
+            headers.append((b"connection", b"close"))  # whatever is still to come is for nobody
         limits = self._setup.limits_of(self._entry.tenant)
         if limits is not None and self._entry.call is not None:
             headers += limits(self._entry.call, headers)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
 
@@ -22,7 +22,7 @@ from resilient_llm.sidecar.refusal import RefusedError
 if TYPE_CHECKING:
     from resilient_llm.sidecar.disconnect import Connection
 
-__all__ = ["ClientGoneError", "read_body", "safe_path", "safe_query"]
+__all__ = ["ClientBody", "ClientGoneError", "read_body", "safe_path", "safe_query"]
 
 _PATH = re.compile(rb"/(?:[A-Za-z0-9._~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2})*")
 _QUERY = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+,;=:@/?\[\]|-]|%[0-9A-Fa-f]{2})*")
@@ -50,9 +50,7 @@ async def read_body(
     come in `patience` seconds, or the last in `at_most`, 415 for an unknown encoding, 400 for a wrong one; and
     `ClientGoneError`.
     """
-    declared = first.get(b"content-length")
-    if declared is not None and declared.isdigit() and int(declared[:20]) > max_size:
-        raise _too_large(max_size)
+    _check_length(first, max_size)
     decoder = _decoder(headers, max_size) if b"content-encoding" in first else None
     chunks: list[bytes] = []
     size = 0
@@ -81,6 +79,47 @@ async def read_body(
     if decoder is not None and decoder.cut:
         raise _wrongly_encoded()
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+class ClientBody:
+    """Give a body as it comes, undecoded, to whoever passes it on; it can be read once.
+
+    Raises `RefusedError`: 413 for one that is said to have more than `max_size` bytes, or has, 408 when the next part
+    does not come in `patience` seconds; and `ClientGoneError`.
+    """
+
+    def __init__(
+        self, receive: Receive, first: Mapping[bytes, bytes], *, max_size: int, patience: float
+    ) -> None:
+        _check_length(first, max_size)
+        self._receive = receive
+        self._max_size = max_size
+        self._patience = patience
+        self._size = 0
+        self.complete = False
+        """Whether all of it was read."""
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self.complete:
+            raise StopAsyncIteration
+        message = await _in_time(self._receive, self._patience)
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        self.complete = not message.get("more_body", False)
+        part: bytes = message.get("body", b"")
+        self._size += len(part)
+        if self._size > self._max_size:
+            raise _too_large(self._max_size)
+        return part
+
+
+def _check_length(first: Mapping[bytes, bytes], max_size: int) -> None:
+    declared = first.get(b"content-length")
+    if declared is not None and declared.isdigit() and int(declared[:20]) > max_size:
+        raise _too_large(max_size)
 
 
 async def _in_time(receive: Receive, patience: float) -> Message:

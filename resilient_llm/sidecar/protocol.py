@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = ["GuardedProtocol", "guarded"]
 
+LAST_STAGE = 5.0
+"""Seconds in which a client may read the last that it is told, and close the connection itself."""
+
 
 class GuardedProtocol(WatchedProtocol):
     """Refuse heads of more than `max_head` bytes (431), or that are not there `head_timeout` seconds after they began.
@@ -45,7 +48,9 @@ class GuardedProtocol(WatchedProtocol):
     _in_head = True
     _timer: asyncio.TimerHandle | None = None
     _sending: asyncio.TimerHandle | None = None
-    _refused = False
+    _deaf = False
+    """Whether nothing more is taken from the client."""
+    _leaving: asyncio.TimerHandle | None = None
     _context: Context
     """What each request begins in: some are begun where another ends, and would go on with its trace."""
     _idle: asyncio.TimerHandle | None = None
@@ -64,14 +69,14 @@ class GuardedProtocol(WatchedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait no longer."""
-        for timer in (self._timer, self._sending, self._idle):
+        for timer in (self._timer, self._sending, self._idle, self._leaving):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Take what the client sends, until it is refused."""
-        if self._refused:
+        if self._deaf:
             return
         self._size += len(data)
         rest: bytes | memoryview = data
@@ -86,7 +91,7 @@ class GuardedProtocol(WatchedProtocol):
                 self._reread_head()
         except HttpParserError as error:
             self._refuse(MALFORMED, what_is_wrong(error))
-        if self._in_head and self._size and not self._refused:  # the rest is still to come
+        if self._in_head and self._size and not self._deaf:  # the rest is still to come
             self._watch()
         if self._size > self.max_head:
             self._refuse(TOO_LARGE)
@@ -163,7 +168,7 @@ class GuardedProtocol(WatchedProtocol):
             keep_alive=version != "1.0" and self.parser.should_keep_alive(),
             on_response=self.on_response_complete,
         )
-        cycle.loop = self.loop
+        cycle.loop, cycle.close = self.loop, self._close
         if version == "1.0":  # the only request of its connection
             self.app = close_delimited(self.app)
         if before is None or before.response_complete:
@@ -197,7 +202,7 @@ class GuardedProtocol(WatchedProtocol):
     def on_response_complete(self) -> None:
         """Go on with what waits in line, or wait for another request."""
         self.server_state.total_requests += 1
-        if self.transport.is_closing():
+        if self._deaf or self.transport.is_closing():
             return
         if self.flow.read_paused:
             self.flow.resume_reading()
@@ -259,15 +264,38 @@ class GuardedProtocol(WatchedProtocol):
 
     def _refuse(self, rejection: Rejection, why: str | None = None) -> None:
         self._unwatch()
-        if self._refused or self.transport.is_closing():
+        if self._deaf or self.transport.is_closing():
             return
-        self._refused = True
+        self._deaf = True
         what = f"{rejection.phrase}, {why or f'{self._size} bytes of a head'}"
         self._warn(what)
-        if not self._is_answering():
+        if self._is_answering():
+            self.transport.close()
+        else:
             self.rejection = rejection
             self.transport.write(rejection.response(what))
-        self.transport.close()
+            self._close_in_stages()
+            self.tell()  # who is still at work on an answer
+
+    def _close(self) -> None:
+        """Close the connection after an answer."""
+        if self.answered is not None and self.answered.more_body:
+            self._close_in_stages()
+        else:
+            self.transport.close()
+
+    def _close_in_stages(self) -> None:
+        """Close the connection after a last word to a client that may still be sending.
+
+        If it were closed at once, what comes then would be answered by a reset, which makes the client's side drop the
+        word before it is read (RFC 9112, 9.6).
+        """
+        self._deaf = True
+        self._unwatch()
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._leaving = self.loop.call_later(LAST_STAGE, self.transport.close)
 
     def _warn(self, what: str) -> None:
         """Log what has nothing of a request in it, and who it is about."""

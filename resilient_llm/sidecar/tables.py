@@ -82,6 +82,8 @@ class Server(Section):
     """Whether anybody who can reach it may use it, where there are no tenants and it is not on loopback."""
     max_body: Count = 32 * 1024 * 1024
     """Bytes of a request's body, as sent and decoded."""
+    max_upload: Count = 512 * 1024 * 1024
+    """Bytes of a body that is passed on as it comes, to a target by its name."""
     max_head: Annotated[int, Field(ge=1024, le=1024 * 1024)] = 64 * 1024
     """Bytes of a request's line and headers."""
     head_timeout: Seconds = 10.0

@@ -31,11 +31,15 @@ class WatchedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell them."""
+        self.tell()
+        super().connection_lost(exc)
+
+    def tell(self) -> None:
+        """Tell whoever answers that there is nobody to answer to any more."""
         answered = self.answered
         if answered is not None and not answered.response_complete:  # uvicorn tells only the last in line
             answered.disconnected = True
             answered.message_event.set()
-        super().connection_lost(exc)
         self._gone = True
         left, self._left = self._left, None
         if left is not None:
