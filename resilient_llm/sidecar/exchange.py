@@ -140,7 +140,9 @@ class Exchange:
             self._upload = ClientBody(
                 self._receive, self._first, max_size=server.max_upload, patience=server.body_timeout
             )
-            return door, asked.upload(path, self._upload, target), asked.ambient(tenant)
+            request = asked.upload(path, self._upload, target)
+            asked.check_name(request)
+            return door, request, asked.ambient(tenant)
         body = await read_body(
             self._receive,
             self._headers,

@@ -12,7 +12,7 @@ import httpx2
 import pytest
 from anyio.abc import SocketAttribute, SocketStream
 
-from tests.sidecar.support import Log, logged, over_sockets
+from tests.sidecar.support import KEY, Log, logged, over_sockets
 
 pytestmark = [pytest.mark.realtime, pytest.mark.anyio]
 
@@ -87,8 +87,11 @@ class Client:
         method: str = "POST",
         size: int | None = None,
         kind: str = FORM,
+        key: str = "of-nobody",
     ) -> httpx2.Response:
-        headers = {"content-type": kind} | ({} if size is None else {"content-length": str(size)})
+        headers = {"content-type": kind, "authorization": f"Bearer {key}"}
+        if size is not None:
+            headers["content-length"] = str(size)
         return await self._client.request(method, "/main/v1/files", content=body, headers=headers)
 
 
@@ -252,3 +255,19 @@ async def test_slots_are_free_when_an_upload_has_ended_however_it_did() -> None:
             assert (await client.send(in_parts(FILE, provider.broken), size=len(FILE))).status_code == 408
         assert (await client.send(in_parts(FILE), size=len(FILE))).status_code == 200
         assert provider.heads
+
+
+async def test_a_tenant_with_a_quota_of_tokens_may_upload(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEY_OF_ACME", KEY)
+    more = """
+[tenants.acme]
+key_env = "KEY_OF_ACME"
+passthrough = true
+quota = { tokens_per_minute = 100_000, requests_per_minute = 2, max_wait = 0 }
+"""
+    async with sidecar(more=more) as (client, provider, log):
+        for status in (200, 200, 429):
+            answer = await client.send(in_parts(FILE), size=len(FILE), key=KEY)
+            assert answer.status_code == status, answer.text
+        assert (await log.entry(3))["tenant"] == "acme"
+        assert len(provider.heads) == 2
