@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from resilient_llm.core.sse import DEFAULT_MAX_EVENT_SIZE
 from resilient_llm.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class Streaming:
 
     until_complete: bool = False
     hold_max: int = 1024 * 1024
-    max_event_size: int = 8 * 1024 * 1024
+    max_event_size: int = DEFAULT_MAX_EVENT_SIZE
     skip_malformed: bool = False
     include_usage: bool = False
     resume: CallNext | None = None

@@ -211,10 +211,10 @@ class ClientDoor:
         if reply is not None and not (replays and _says_nothing(reply, outcome)):
             if replays:
                 reply.headers = [*without(reply.headers, NO_RETRY[0]), NO_RETRY]
-                if reply.status < 400 and outcome.status is not None and not is_event_stream(reply.headers):
-                    reply.status = (
-                        outcome.status
-                    )  # what its body says; SDKs go by the status, and would see no error
+                # What its body says; SDKs go by the status, and would see no error.
+                meant = None if outcome.answered or is_event_stream(reply.headers) else outcome.status
+                if reply.status < 400 and meant is not None:
+                    reply.status = meant
             return reply
         message = f"no usable answer from the provider after {call.attempts} attempts: {outcome.error_type}"
         if not replays:

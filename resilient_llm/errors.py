@@ -22,10 +22,10 @@ ResilientLLMError
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from resilient_llm.core.budget import BudgetLevel
     from resilient_llm.core.quota import LimitLevel
@@ -55,7 +55,24 @@ __all__ = [
 
 
 class ResilientLLMError(Exception):
-    """Base of every exception this library raises."""
+    """Base of every exception this library raises.
+
+    A copy, or what comes out of a pickle, has the type, the text and the attributes; causes are left behind, as
+    those of all exceptions are.
+    """
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...], object]:
+        # Exceptions are made again by their constructor and the text alone, and those of ours ask for more.
+        return _made_again, (type(self), *self.args), self.__getstate__()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__
+
+
+def _made_again(kind: type[ResilientLLMError], *args: object) -> ResilientLLMError:
+    error = kind.__new__(kind)
+    error.args = args
+    return error
 
 
 class ConfigurationError(ResilientLLMError, ValueError):
@@ -280,10 +297,13 @@ class AttemptError(ResilientLLMError):
     """An attempt failed.
 
     Carries what the failure meant (`outcome`) and, where the provider answered, its `reply`.
-    A failure of the transport is the `__cause__`.
+    A failure of the transport is the `__cause__`. A copy has no `reply`: its stream can be read once, and here.
     """
 
     def __init__(self, outcome: Outcome, *, reply: Reply | None = None) -> None:
         super().__init__(outcome.error_type or outcome.verdict.value)
         self.outcome = outcome
         self.reply = reply
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "reply": None}

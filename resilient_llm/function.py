@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from types import FunctionType, MethodType
+from types import AsyncGeneratorType, FunctionType, GeneratorType, MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from resilient_llm import context
@@ -39,6 +39,8 @@ ClassifyResult: TypeAlias = Callable[[object], Outcome | None]
 """Say what a result means, and what it used; `None` when it is as good as any."""
 
 _MAX_KINDS = 1024
+_METHODS = FunctionType, MethodType
+_STREAMS = frozenset({GeneratorType, AsyncGeneratorType})
 _NO_BYTES = BufferedStream([])
 
 
@@ -175,7 +177,10 @@ class FunctionDoor:
             # Those made anew for each call share their code, as do all of one decorator, which have their own names.
             known: object = function.__code__, function.__qualname__
         elif isinstance(function, MethodType):
-            known = function.__func__.__code__, function.__name__, type(function.__self__)
+            try:
+                known = function.__func__.__code__, function.__name__, type(function.__self__)
+            except AttributeError:  # bound is no function, but an object such as `lru_cache` makes
+                return _look_at(function)
         else:
             return _look_at(function)
         kind = self._kinds.get(known)
@@ -224,6 +229,8 @@ class FunctionDoor:
         finally:
             context.enclosing.reset(inside)
             recorder.detach()
+        if type(result) in _STREAMS:
+            raise TypeError(_no_stream(f"{_name_of(_called(function))} gave {result!r}"))
         outcome = SUCCESS
         if self._classify_result is not None:
             outcome = _judged("classify_result", self._classify_result, result, otherwise=_good) or SUCCESS
@@ -259,19 +266,33 @@ def _look_at(function: Callable[..., object]) -> Kind:
             "as in `run(ask, question)`"
         )
         raise TypeError(msg)
-    inner = function
-    while isinstance(inner, partial):
-        inner = inner.func
+    inner = _called(function)
     name = _name_of(inner)
-    if inspect.isasyncgenfunction(inner) or inspect.isgeneratorfunction(inner):
-        msg = (
-            f"{name} is a generator: a call ends when its function returns, so limits would not cover the stream; "
-            "collect it inside the function, or wrap the transport of the HTTP client it uses"
-        )
-        raise TypeError(msg)
     method = getattr(inner, "__call__", None)  # noqa: B004 - an object may be called asynchronously
-    asynchronous = inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(method)
+    # Of an object its method runs; that of a class does not, since what is called is the class.
+    runs = method if isinstance(method, _METHODS) and not isinstance(inner, type) else inner
+    if inspect.isasyncgenfunction(runs) or inspect.isgeneratorfunction(runs):
+        raise TypeError(_no_stream(f"{name} is a generator"))
+    asynchronous = inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(runs)
     return Kind(Target(name=name), Request("CALL", name, []), threaded=not asynchronous)
+
+
+def _called(function: Callable[..., object]) -> Callable[..., object]:
+    """Give what runs in the end of what was bound to arguments, or as a method without being a function."""
+    while True:
+        if isinstance(function, partial):
+            function = function.func
+        elif isinstance(function, MethodType) and not isinstance(function.__func__, FunctionType):
+            function = function.__func__
+        else:
+            return function
+
+
+def _no_stream(what: str) -> str:
+    return (
+        f"{what}: a call ends when its function returns, so limits would not cover the stream; "
+        "collect it inside the function, or wrap the transport of the HTTP client it uses"
+    )
 
 
 def _name_of(function: Callable[..., object]) -> str:

@@ -81,6 +81,8 @@ class Outcome:
     ambiguous: bool = False
     """The request may have been carried out, and billed, although no complete answer came back."""
     usage: Usage | None = None
+    answered: bool = False
+    """An answer says this of itself, a blocked prompt or a response that failed: its 2xx is meant, and its caller's."""
 
     @property
     def ok(self) -> bool:

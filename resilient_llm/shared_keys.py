@@ -5,13 +5,19 @@ Policies and stores both need them. What is kept under a key must not enter here
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Hashable
+from enum import Enum
 from hashlib import blake2b
+from uuid import UUID
 
 from resilient_llm.errors import ConfigurationError
 
-__all__ = ["OVERFLOW", "account_name", "shared_key"]
+__all__ = ["OVERFLOW", "SHAREABLE", "account_name", "is_shareable", "shared_key"]
+
+SHAREABLE = "str, int, float, bool, bytes, UUID, members of an Enum, None, and tuples of these"
+"""What keys are that all processes write the same way, for people."""
 
 _PLAIN = re.compile(r"[A-Za-z0-9_.@/+-]{1,64}\Z")
 _LONG = 10**18
@@ -33,21 +39,55 @@ OVERFLOW: Hashable = _Overflow()
 def shared_key(key: Hashable) -> str:
     """Give a key as a short string without braces, colons or spaces; different keys give different strings.
 
-    Raises `ConfigurationError` for a key that other processes may not write the same way.
+    What is equal to a str, an int or bytes is written like these: whole floats, and members of an Enum that are one of
+    them. Any other member goes by the name of its class and its own. Raises `ConfigurationError` for a key that other
+    processes may not write the same way.
     """
     if isinstance(key, str):
-        return key if _PLAIN.match(key) else f"~{_digest(key.encode(errors='surrogatepass'))}"
+        plain = _PLAIN.match(key)  # and what it found is of no subclass
+        return plain[0] if plain else f"~{_digest(key.encode(errors='surrogatepass'))}"
     if key is None:
         return "!none"
     if key is OVERFLOW:
         return "!more"
-    if isinstance(key, bool | int):
-        return f"!{key}" if abs(key) < _LONG else f"!~{_digest(hex(key).encode())}"
     if isinstance(key, tuple):
         return f"({','.join(map(shared_key, key))})"
-    raise ConfigurationError(
-        f"key {key!r}: what is shared between processes is kept by str, int, bool, None, or a tuple of these"
-    )
+    return _of_number(key) if isinstance(key, int | float) else _of_name(key)
+
+
+def _of_number(key: float) -> str:
+    if isinstance(key, bool):
+        return f"!{key}"
+    if isinstance(key, float):
+        if math.isnan(key):  # not even equal to itself
+            raise _refusal(key)
+        if not key.is_integer():
+            return f"!{float.__repr__(key)}"
+        key = int(key)
+    return f"!{int.__repr__(key)}" if abs(key) < _LONG else f"!~{_digest(hex(key).encode())}"
+
+
+def _of_name(key: Hashable) -> str:
+    if isinstance(key, bytes):
+        return f"!bytes~{_digest(key)}"
+    if isinstance(key, UUID):
+        return f"!uuid~{key.hex}"
+    if isinstance(key, Enum) and key.name:  # flags that are combined may have no name
+        return f"!enum~{_digest(f'{type(key).__qualname__}.{key.name}'.encode())}"
+    raise _refusal(key)
+
+
+def _refusal(key: Hashable) -> ConfigurationError:
+    return ConfigurationError(f"key {key!r}: what is shared between processes is kept by {SHAREABLE}")
+
+
+def is_shareable(key: Hashable) -> bool:
+    """Tell whether `shared_key` has a string for a key."""
+    try:
+        shared_key(key)
+    except ConfigurationError:
+        return False
+    return True
 
 
 def account_name(key: Hashable) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import anyio
 import anyio.to_thread
@@ -25,19 +25,21 @@ class Threads:
     An attempt from inside of one that is on a thread waits for no thread but its own: where all are taken it runs on
     one more, one at a time for each that is blocked by it. Otherwise functions that call each other would wait for
     the threads that they hold themselves.
+
+    From inside of one on a thread of another pipeline it waits like any other, except where all threads here are of
+    functions that wait for threads themselves, and so perhaps for each other. Whoever would be the last to wait in
+    such a ring finds them so, and runs on one more instead: no ring is ever closed.
     """
 
-    __slots__ = ("_limiter", "_on_thread")
+    __slots__ = ("_limiter",)
 
     def __init__(self, max_threads: int) -> None:
         self._limiter = anyio.CapacityLimiter(max_threads)
-        self._on_thread: dict[Call, anyio.CapacityLimiter | None] = {}
-        """The attempts on a thread, and what those from inside of them take turns for."""
 
     async def run(self, attempt: Call, function: Callable[[], object]) -> object:
         """Run a function on a thread as soon as there is one; a caller that is cancelled leaves at once."""
         limiter = await self._take(attempt)
-        self._on_thread[attempt] = None
+        _places[attempt] = _Place(self)
         job = _ThreadJob(function, attempt, self, limiter)
         try:
             result = await anyio.to_thread.run_sync(
@@ -53,31 +55,73 @@ class Threads:
         return result
 
     async def _take(self, attempt: Call) -> anyio.CapacityLimiter:
-        above = self._above(attempt)
-        if above is None:
+        above = _places_above(attempt)
+        if not above:
             await self._limiter.acquire_on_behalf_of(attempt)
             return self._limiter
         try:
             self._limiter.acquire_on_behalf_of_nowait(attempt)
         except anyio.WouldBlock:
-            extra = self._on_thread[above]
-            if extra is None:
-                extra = self._on_thread[above] = anyio.CapacityLimiter(1)
-            await extra.acquire_on_behalf_of(attempt)
-            return extra
+            if any(place.threads is self for place in above) or self._all_wait():
+                extra = above[0].extra  # which only its own children wait for, and none of what is above them
+                await extra.acquire_on_behalf_of(attempt)
+                return extra
+            for place in above:
+                place.waiting.add(attempt)
+            try:
+                await self._limiter.acquire_on_behalf_of(attempt)
+            finally:
+                for place in above:
+                    place.waiting.discard(attempt)
         return self._limiter
 
-    def _above(self, attempt: Call) -> Call | None:
-        """Find the nearest attempt on a thread of these that this one was made from inside of."""
-        call = attempt.enclosing
-        while call is not None and call not in self._on_thread:
-            call = call.enclosing
-        return call
+    def _all_wait(self) -> bool:
+        """Tell whether all functions on these threads wait for threads of others."""
+        attempts = self._limiter.statistics().borrowers
+        if len(attempts) < self._limiter.total_tokens:
+            return False  # the next in line is about to begin
+        # One that has no place yet is about to begin, too.
+        places = [_places.get(cast("Call", attempt)) for attempt in attempts]
+        return all(place is not None and place.waiting for place in places)
 
     def give_back(self, attempt: Call, limiter: anyio.CapacityLimiter) -> None:
         """Give an attempt's thread back."""
-        del self._on_thread[attempt]
+        del _places[attempt]
         limiter.release_on_behalf_of(attempt)
+
+
+class _Place:
+    """Where an attempt is on a thread, and which attempts from inside of it wait for a thread elsewhere."""
+
+    __slots__ = ("_extra", "threads", "waiting")
+
+    def __init__(self, threads: Threads) -> None:
+        self.threads = threads
+        self.waiting: set[Call] = set()
+        self._extra: anyio.CapacityLimiter | None = None
+
+    @property
+    def extra(self) -> anyio.CapacityLimiter:
+        """Give what attempts from inside of it take turns for, to run on one more thread."""
+        if self._extra is None:
+            self._extra = anyio.CapacityLimiter(1)
+        return self._extra
+
+
+_places: dict[Call, _Place] = {}
+"""Of all attempts on threads, of whichever pipeline."""
+
+
+def _places_above(attempt: Call) -> list[_Place]:
+    """Find those on threads that an attempt was made from inside of, in its event loop, the nearest first."""
+    found: list[_Place] = []
+    call = attempt.enclosing
+    while call is not None:
+        place = _places.get(call)
+        if place is not None and call.loop is attempt.loop:
+            found.append(place)
+        call = call.enclosing
+    return found
 
 
 class _ThreadJob:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from types import MethodType
 from typing import Any, ClassVar, NoReturn
 
 import anyio
@@ -291,6 +292,105 @@ async def test_a_nested_call_that_is_cancelled_leaves_its_thread_to_the_next(any
         assert await pipeline.run(lambda: "after") == "after"
 
 
+@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("rings", [2, 3])
+async def test_functions_of_several_pipelines_that_call_each_other_do_not_wait_in_a_ring(
+    anyio_backend: str, rings: int
+) -> None:
+    pipelines = [Pipeline(max_threads=2) for _ in range(rings)]
+    all_taken = threading.Barrier(2 * rings)
+
+    def leaf() -> int:
+        return 1
+
+    def outer(after: Pipeline) -> int:
+        all_taken.wait(60)
+
+        async def inner() -> int:
+            return await after.run(leaf)
+
+        return anyio.from_thread.run(inner)
+
+    results: list[int] = []
+
+    async def call(at: int) -> None:
+        results.append(await pipelines[at].run(outer, pipelines[(at + 1) % rings]))
+
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as group:
+            for at in range(rings):
+                group.start_soon(call, at)
+                group.start_soon(call, at)
+        assert results == [1] * 2 * rings
+        assert [await pipeline.run(leaf) for pipeline in pipelines] == [1] * rings
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
+async def test_nor_do_trees_of_them_that_branch_out(anyio_backend: str) -> None:
+    pipelines = [Pipeline(max_threads=1) for _ in range(3)]
+    leaves: list[int] = []
+
+    def tree(depth: int) -> None:
+        if not depth:
+            leaves.append(depth)
+            return
+
+        async def branches() -> None:
+            async with anyio.create_task_group() as group:
+                for pipeline in pipelines:
+                    group.start_soon(pipeline.run, tree, depth - 1)
+
+        anyio.from_thread.run(branches)
+
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as group:
+            for pipeline in pipelines:
+                group.start_soon(pipeline.run, tree, 3)
+    assert len(leaves) == 3**4
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
+async def test_who_waits_for_another_pipelines_thread_that_works_waits_its_turn(anyio_backend: str) -> None:
+    engine, door = Pipeline(max_threads=1), Pipeline(max_threads=8)
+    running, most = [0], [0]
+
+    def generate() -> None:  # on one thread at a time
+        running[0] += 1
+        most[0] = max(most[0], running[0])
+        time.sleep(0.002)
+        running[0] -= 1
+
+    def handle() -> None:
+        anyio.from_thread.run(engine.run, generate)
+
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as group:
+            for _ in range(16):
+                group.start_soon(door.run, handle)
+    assert most == [1]
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
+async def test_a_deadline_ends_the_wait_for_a_thread(anyio_backend: str) -> None:
+    pipeline = Pipeline(max_threads=1)
+    go_on, begun = threading.Event(), threading.Event()
+
+    def stuck() -> None:
+        begun.set()
+        go_on.wait(60)
+
+    never: list[int] = []
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as group:
+            group.start_soon(pipeline.run, stuck)
+            await anyio.to_thread.run_sync(begun.wait, 60)
+            with ambient(timeout=0.02), pytest.raises(DeadlineExceededError):
+                await pipeline.run(never.append, 1)
+            go_on.set()
+        assert await pipeline.run(lambda: "again") == "again"
+    assert never == []
+
+
 async def test_an_inherited_deadline_holds_without_a_policy() -> None:
     started = anyio.current_time()
     with ambient(timeout=0.5), pytest.raises(DeadlineExceededError, match="inherited"):
@@ -308,6 +408,96 @@ async def test_generators_are_refused_with_a_reason() -> None:
 
 async def _stream() -> AsyncIterator[int]:
     yield 1
+
+
+class _Streams:
+    """Stands for a function, and streams when it is called as one."""
+
+    def __call__(self) -> Iterator[int]:
+        yield 1
+
+
+class _StreamsAsync:
+    async def __call__(self) -> AsyncIterator[int]:
+        yield 1
+
+
+async def _gives_a_stream() -> Iterator[int]:
+    return (number for number in range(3))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        _Streams(),
+        _StreamsAsync(),
+        _Streams().__call__,
+        functools.partial(_Streams()),
+        functools.partial(functools.partial(_stream)),
+        MethodType(functools.partial(_stream), object()),
+    ],
+)
+async def test_so_are_objects_that_are_called_as_generators(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="is a generator: a call ends when its function returns"):
+        await Pipeline().run(wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: (number for number in range(3)),
+        lambda: _stream(),  # noqa: PLW0108 - it is no generator itself
+        functools.lru_cache(_stream),
+        functools.partial(lambda start: (number for number in range(start, 3)), 1),
+        _gives_a_stream,
+    ],
+)
+@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
+async def test_so_are_generators_that_a_function_gives(wrong: Any, anyio_backend: str) -> None:
+    bulkhead = Bulkhead(max_concurrent=1)
+    with pytest.raises(
+        TypeError, match=r"gave <(async_)?generator .*: a call ends when its function returns"
+    ):
+        await Pipeline([Retry(backoff=FIXED), bulkhead]).run(wrong)
+    assert bulkhead.in_use() == 0
+
+
+async def test_a_class_is_called_as_one_whatever_its_objects_do() -> None:
+    assert type(await Pipeline().run(_Streams)) is _Streams
+    assert type(await Pipeline().run(_StreamsAsync)) is _StreamsAsync
+
+
+class _Engine:
+    @functools.lru_cache(maxsize=4)  # noqa: B019 - as people do
+    def count_tokens(self, text: str) -> int:
+        return len(text.split())
+
+    @functools.cache  # noqa: B019 - as people do
+    def version(self) -> str:
+        return "1"
+
+    async def __call__(self, text: str = "") -> str:
+        return text.upper()
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
+async def test_methods_that_are_no_functions_run_by_their_own_names(anyio_backend: str) -> None:
+    breaker = CircuitBreaker()
+    pipeline = Pipeline([breaker])
+    engine = _Engine()
+    for _ in range(2):
+        assert await pipeline.run(engine.count_tokens, "one two") == 2
+        assert await pipeline(engine.version)() == "1"
+    assert await pipeline.run(MethodType(engine, "bound")) == "BOUND"
+    assert await pipeline.run(MethodType(functools.partial(engine.__call__), "bound")) == "BOUND"
+    assert await pipeline.run(MethodType(len, "abc")) == 3
+    assert set(breaker.states()) == {
+        "_Engine.count_tokens",
+        "_Engine.version",
+        "_Engine",
+        "_Engine.__call__",
+        "len",
+    }
 
 
 @pytest.mark.parametrize("wrong", [_stream, None, 5])

@@ -32,7 +32,7 @@ def test_each_field_holds_what_it_is_given_by_its_name() -> None:
     assert repr(OUTCOME) == (
         "Outcome(verdict=<Verdict.THROTTLED: 'throttled'>, scope=<Scope.UPSTREAM: 'upstream'>, "
         "error_type='rate_limit_error', status=429, retryable=True, retry_after=2.5, "
-        f"retry_after_source='retry-after', ambiguous=True, usage={USAGE!r})"
+        f"retry_after_source='retry-after', ambiguous=True, usage={USAGE!r}, answered=False)"
     )
 
 

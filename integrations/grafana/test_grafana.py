@@ -52,7 +52,7 @@ def test_every_query_of_the_dashboard_gives_data(prometheus: Prometheus, values:
 @pytest.mark.realtime
 def test_every_query_of_the_rules_gives_data(prometheus: Prometheus) -> None:
     rules = prometheus.rules()
-    assert len(rules) == 7
+    assert len(rules) == 8
     assert {rule["name"]: (rule["health"], bool(prometheus.query(rule["query"]))) for rule in rules} == {
         rule["name"]: ("ok", True) for rule in rules
     }

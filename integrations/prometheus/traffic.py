@@ -82,7 +82,7 @@ class Traffic:
         return answer.raise_for_status().text
 
     def round(self) -> None:
-        """Have calls answered, kept, retried, hedged, answered by another model, cut off, queued and refused."""
+        """Have calls answered, kept, retried, hedged, sent to another model, cut off, queued and refused; try keys."""
         assert self._ask("chat").status_code == 200
         assert self._ask("chat", stream=True).status_code == 200
         assert [self._ask("chat", "the same").status_code for _ in range(2)] == [200, 200]
@@ -98,6 +98,8 @@ class Traffic:
         assert b"[DONE]" not in self._ask("slow", stream=True).content
         self._provider.script("slow", [Fault(status=400)])
         assert self._ask("slow").status_code == 400
+        for _ in range(150):
+            assert self._client.post("/v1/chat/completions", json={}).status_code == 401
         self._crowd()
 
     def _crowd(self) -> None:

@@ -35,11 +35,19 @@ def serve(*, path: Path, workers: int | None) -> None:
 
     Point the base URL of any client of OpenAI's or Anthropic's API at it. Logs are lines of JSON on standard output.
     """
+    _open_standard_files()
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # which would end it: the file is not read yet
     try:
         _serve(path, workers)
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def _open_standard_files() -> None:
+    """Open what is closed of the first three files: the next that is opened would be taken for one of them."""
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(opened)
 
 
 def _serve(path: Path, workers: int | None) -> None:

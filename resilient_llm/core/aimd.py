@@ -13,6 +13,7 @@ __all__ = ["AIMDLimit", "LimitAlgorithm", "Sent"]
 
 _PROBE_FROM = 0.9  # of the last limit at which something was dropped; from there up to it ...
 _PROBE_STEP = 0.1  # ... growth per round trip is no more than this
+_PROBE_SUCCESSES = 250  # which a probe is made to take about, when probes find the same again and again
 _KNEE_DECREASE = 0.8
 _WINDOW_ROUNDS = 5
 _MIN_WINDOW = 50
@@ -59,8 +60,10 @@ class AIMDLimit:
 
     - A drop multiplies the limit by `decrease_ratio`, once per round trip: each decrease begins a generation,
       and attempts sent in an earlier one count for nothing, neither as drops nor as successes.
-    - A success adds 1 / limit, so a round trip's worth of them adds one; only a tenth of that just below
-      the limit at which something was last dropped, so that most of the time is spent close to it.
+    - A success adds 1 / limit, so a round trip's worth of them adds one; only a tenth of that in the last tenth
+      below the limit at which something was last dropped, so that most of the time is spent close to it. Small
+      limits are soon through with that, so when the next drop comes at the same number in flight, the last tenth
+      takes twice as many successes the next time, until it takes about 250.
     - An attempt sent with less than half the limit in flight does not make it grow: the limit was not in use.
     - With `min_gain_ratio` the limit also shrinks, by a fifth, when of a rise in concurrency less than that
       share came out as throughput. `None` turns this off; 0.25 finds the knee in `benchmarks/sweep.py`.
@@ -68,7 +71,8 @@ class AIMDLimit:
     Bounds are `minimum` and `maximum`. Raises `ValueError` for an option out of range.
 
     Sources: additive increase, multiplicative decrease as in Chiu & Jain (1989) and TCP (RFC 5681); slow
-    probing near the last loss as in CUBIC (RFC 9438); the guard by use and the 0.5 in it from Netflix
+    probing near the last loss as in CUBIC (RFC 9438), with binary exponential back-off as in Ethernet (Metcalfe &
+    Boggs, CACM 19(7), 1976); the guard by use and the 0.5 in it from Netflix
     concurrency-limits; the knee from Jain's delay-based congestion avoidance (CCR 19(5), 1989).
     """
 
@@ -80,6 +84,7 @@ class AIMDLimit:
         "_limit",
         "_max",
         "_min",
+        "_patience",
         "generation",
     )
 
@@ -112,6 +117,7 @@ class AIMDLimit:
         self._knee = None if min_gain_ratio is None else _Knee(min_gain_ratio)
         self._limit = float(initial)
         self._ceiling = 0.0
+        self._patience = 1  # how many times as long as usual a probe takes
         self.generation = 0
         """How many decreases there were."""
         self._holding = False  # after the knee was passed, until it is known what the decrease has brought
@@ -127,15 +133,28 @@ class AIMDLimit:
         if sent.generation != self.generation:
             return int(limit)
         if dropped:
+            if int(limit) != int(self._ceiling):
+                self._patience = 1
+            elif limit * limit * self._patience < _PROBE_SUCCESSES:
+                self._patience *= 2
             self._ceiling = limit
             self._decrease(self._decrease_ratio)
         elif 2 * sent.in_flight >= int(limit):
             if not self._holding:
-                step = _PROBE_STEP if _PROBE_FROM * self._ceiling <= self._limit <= self._ceiling else 1.0
-                self._limit = min(float(self._max), self._limit + step / self._limit)
+                self._grow()
             if self._knee is not None:
                 self._look_for_the_knee(self._knee, sent.in_flight, now - sent.at)
         return int(self._limit)
+
+    def _grow(self) -> None:
+        limit, probe_from = self._limit, _PROBE_FROM * self._ceiling
+        if limit < probe_from:
+            limit = min(limit + 1 / limit, probe_from)
+        elif limit <= self._ceiling:
+            limit += _PROBE_STEP / (limit * self._patience)
+        else:
+            limit += 1 / limit
+        self._limit = min(float(self._max), limit)
 
     def _look_for_the_knee(self, knee: _Knee, in_flight: int, duration: float) -> None:
         passed = knee.on_success(in_flight, duration, self._limit)

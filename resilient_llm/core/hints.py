@@ -16,6 +16,7 @@ from resilient_llm.core.ratelimit_headers import (
     Bucket,
     Headers,
     decimal,
+    duration,
     http_date,
     read_buckets,
     server_time,
@@ -45,8 +46,9 @@ class Hint:
 def retry_hint(headers: Headers, *, status: int, wall_now: float, body: object = None) -> Hint | None:
     """Read when to come back from a failed reply, `None` when it does not say.
 
-    In this order, the first that is well-formed: `retry-after-ms`; `retry-after` in seconds or as a date;
-    the rate-limit reset of the bucket that refused; Gemini's `retryDelay` in the parsed error `body`.
+    In this order, the first that is well-formed: `retry-after-ms`; `retry-after` in seconds, as a date or, against
+    the RFC, as a duration (`1m30s`); the rate-limit reset of the bucket that refused; Gemini's `retryDelay` in the
+    parsed error `body`.
     A past date is 0. Anything outside the grammar (a sign, `nan`, a list) counts as absent and never raises.
     When one header comes twice the longer wait counts, so no sender is called before it said.
 
@@ -102,7 +104,7 @@ def _retry_after(value: bytes, headers: Headers, wall_now: float) -> float | Non
         return seconds
     now = server_time(headers, wall_now)
     date = http_date(value, now)
-    return None if date is None else max(0.0, date - now)
+    return duration(value) if date is None else max(0.0, date - now)
 
 
 def _refusing_reset(buckets: list[Bucket], *, throttled: bool) -> float | None:

@@ -70,12 +70,16 @@ class Line(Generic[Tenant]):
 class Lane(Generic[Tenant]):
     """Serve the tenants of one lane by what they were served, here and where lanes compete.
 
-    Start-time fair queueing (Goyal, Vin & Cheng, SIGCOMM 1996). The head is committed to until it is served or gone.
+    Start-time fair queueing (Goyal, Vin & Cheng, SIGCOMM 1996). The round moves on with each call that is served (the
+    virtual time of WF2Q+: Bennett & Zhang, IEEE/ACM ToN 1997), so that newcomers without end do not stay ahead of
+    those who were served before. The head is committed to until a call of it is served or it has none left, so that
+    of a tenant's calls those that leave take nothing away from those that stay.
     """
 
     __slots__ = (
         "_heap",
         "_serial",
+        "_step",
         "asleep",
         "buckets",
         "calls",
@@ -87,18 +91,21 @@ class Lane(Generic[Tenant]):
         "place",
         "round",
         "stood_at",
+        "weight",
     )
 
     def __init__(self, key: Hashable, buckets: Sequence[TokenBucket]) -> None:
         self.key = key
         self.buckets = buckets
         self.calls = 0
+        self.weight = 0.0
+        """The weights of the tenants that wait here, added up."""
         self.round = 0.0
         self.lines: dict[Tenant, Line[Tenant]] = {}
         self.asleep: Alarms[Tenant] = Alarms()
         """Tenants whose own buckets are dry."""
         self.head: Line[Tenant] | None = None
-        """Whose call is to be served next, once that is decided."""
+        """The tenant of which a call is to be served next, once that is decided."""
         self.place: TokenBucket | None = None
         """The bucket where it stands in line among lanes."""
         self.number: int | None = None
@@ -109,6 +116,7 @@ class Lane(Generic[Tenant]):
         """Its turn when it took its place."""
         self._heap: list[tuple[float, int, Line[Tenant]]] = []  # keys may be out of date
         self._serial = count()
+        self._step = 0.0  # what the round moves on by when the next call is served
 
     def line(
         self, tenant: Tenant, account: Account, make_room: Callable[[], WaitingRoom[Tenant]]
@@ -121,6 +129,25 @@ class Lane(Generic[Tenant]):
             line.account = account
             self._rejoin(line)
         return line
+
+    def count_in(self, line: Line[Tenant], amounts: Sequence[float], priority: int) -> None:
+        """Count one call more that waits."""
+        if not line.calls:
+            self.weight += line.account.weight
+        self.calls += 1
+        line.count_in(amounts, priority)
+
+    def count_out(self, line: Line[Tenant], amounts: Sequence[float]) -> None:
+        """Count one call less; a tenant that has none left is committed to no longer."""
+        self.calls -= 1
+        line.count_out(amounts)
+        if line.calls:
+            return
+        self.weight -= line.account.weight
+        if self.head is line:
+            self.head = None
+        self.asleep.wake(line.tenant)
+        self._forget()
 
     def wake(self, tenant: Tenant) -> None:
         """Let a tenant that was passed over compete again."""
@@ -148,10 +175,15 @@ class Lane(Generic[Tenant]):
             self.head = front
         return self.head
 
+    def move_on(self, line: Line[Tenant], start: float, cost: float) -> None:
+        """Move the round on for a call that is served, once it is charged; `start` was its tenant's key before."""
+        self.round = min(max(self.round + self._step, start), line.key)
+        self._step = cost / max(self.weight, line.account.weight)
+
     def release(self) -> None:
-        """Choose anew, after the head was served or has gone."""
+        """Choose anew, after a call of the head was served."""
         line, self.head = self.head, None
-        if line is not None and line.calls:
+        if line is not None:
             self._enter(line)
 
     @property
@@ -167,7 +199,7 @@ class Lane(Generic[Tenant]):
             return None
         return next((line.account for line in self.lines.values()), None)
 
-    def forget(self) -> None:
+    def _forget(self) -> None:
         """Forget tenants without calls that owe nothing, or if they are too many, whoever has none."""
         if len(self.lines) <= 2 * self.calls + _MIN_STALE:
             return

@@ -56,7 +56,8 @@ class RateQueue(Generic[Tenant]):
         """When to look next, if nothing is given back before."""
         self._make_room = make_room
         rules = make_room()
-        self._max_queued = max_queued
+        self.max_queued = max_queued
+        """How many wait at most; it may change."""
         self._displaces = displaces
         self._max_queued_per_tenant = rules.max_queued_per_tenant
         self._lanes: dict[Hashable, Lane[Tenant]] = {}
@@ -70,6 +71,10 @@ class RateQueue(Generic[Tenant]):
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def depth(self, tenant: Tenant) -> int:
+        """Say how many calls of a tenant wait, over all lanes."""
+        return self._accounts.waiting(tenant)
 
     def delay(
         self, key: Hashable, tenant: Tenant, reservation: Reservation, now: float, priority: int
@@ -98,10 +103,10 @@ class RateQueue(Generic[Tenant]):
         The options are those of `WaitingRoom.push`, which also says what it raises. See to whoever made way for it:
         they are left for `take_displaced`.
         """
-        if self._accounts.waiting(tenant) >= self._max_queued_per_tenant:
+        if self.depth(tenant) >= self._max_queued_per_tenant:
             return None
         displaced = None
-        if len(self._entries) >= self._max_queued:
+        if len(self._entries) >= self.max_queued:
             displaced = self._last_of_longest(tenant)
             if displaced is None:
                 return None
@@ -115,11 +120,10 @@ class RateQueue(Generic[Tenant]):
             return None
         self._entries[ticket] = lane, line, reservation
         self._accounts.count_in(tenant, account)
-        lane.calls += 1
         if line.calls and priority > line.lowest_priority:
             # It may go first, and need less than the one its tenant is passed over for.
             lane.wake(tenant)
-        line.count_in(reservation.amounts, priority)
+        lane.count_in(line, reservation.amounts, priority)
         if key not in self._lanes:
             self._lanes[key] = lane
             self._order.add(lane)
@@ -140,21 +144,24 @@ class RateQueue(Generic[Tenant]):
         """Choose which call makes way for one of a tenant's, over all lanes; `None` when it is turned away."""
         if not (self._displaces and self._entries):
             return None
-        longest = self._accounts.who_makes_way(tenant, self._max_queued)
+        longest = self._accounts.who_makes_way(tenant, self.max_queued)
         if longest is None:
             return None
         own = [(ticket, line) for ticket, (_, line, _) in self._entries.items() if ticket.tenant == longest]
         return max(reversed(own), key=lambda each: each[1].room.rank(each[0]))[0]  # of equals, who came last
 
     def cancel(self, ticket: Ticket[Tenant]) -> bool:
-        """Take a call out that waits no longer; `False` when it does not wait. Follow it up with `advance`."""
+        """Take a call out that waits no longer; `False` when it does not wait. Follow it up with `give_back`.
+
+        Other calls of its tenant keep their place, and may need less than it did.
+        """
         if ticket not in self._entries:
             return False
         lane, line, _ = self._entries[ticket]
+        of_head = lane.head is line
         line.room.remove(ticket)
         self._forget(ticket)
-        if lane.calls and lane.head is line:
-            lane.release()
+        if of_head:
             self._order.stand(lane)
         return True
 
@@ -209,7 +216,6 @@ class RateQueue(Generic[Tenant]):
                 self._forget(expired)
                 over.append(expired)
             if ticket is None:
-                lane.release()
                 continue
             reservation = self._entries[ticket][2]
             own = _wait(reservation.charges[: reservation.own], now)
@@ -220,7 +226,6 @@ class RateQueue(Generic[Tenant]):
                 ticket.state = TicketState.EXPIRED
                 self._forget(ticket)
                 over.append(ticket)
-                lane.release()
             elif own:
                 lane.pass_over(line, now + own)
                 self._dry.setdefault(line.tenant, {})[lane] = None
@@ -271,19 +276,16 @@ class RateQueue(Generic[Tenant]):
     ) -> None:
         """Charge a tenant for a call: over all lanes where they compete, else in its lane."""
         account = line.account
-        lane.round = max(lane.round, line.key)
+        start = line.key
         if any(self._order.is_contended(bucket) and bucket.wait(amount, now) for bucket, amount in shared):
             self._accounts.charge(account, cost)
         else:
             line.turn += cost / account.weight
+        lane.move_on(line, start, cost)
 
     def _forget(self, ticket: Ticket[Tenant]) -> None:
         lane, line, reservation = self._entries.pop(ticket)
-        line.count_out(reservation.amounts)
-        lane.calls -= 1
-        if not line.calls:
-            lane.asleep.wake(line.tenant)
-            lane.forget()
+        lane.count_out(line, reservation.amounts)
         if not lane.calls:
             del self._lanes[lane.key]
             self._order.remove(lane)

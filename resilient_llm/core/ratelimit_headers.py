@@ -20,6 +20,7 @@ __all__ = [
     "Headers",
     "Level",
     "decimal",
+    "duration",
     "http_date",
     "rate_limit_levels",
     "read_buckets",
@@ -208,10 +209,7 @@ def _seconds(value: bytes) -> float | None:
     number = decimal(value)
     if number is not None:
         return number if number < _FIRST_EPOCH_SECOND or number == math.inf else None
-    if not _DURATION.fullmatch(value):
-        return None
-    total = sum(float(amount) * _UNITS[unit] for amount, unit in _DURATION_PART.findall(value))
-    return total if total < _OVERLONG else math.inf
+    return duration(value)
 
 
 def _instant(value: bytes) -> float | None:
@@ -234,6 +232,14 @@ def decimal(value: bytes) -> float | None:
         return None
     number = float(value)
     return number if number < _OVERLONG else math.inf
+
+
+def duration(value: bytes) -> float | None:
+    """Read a duration as Go writes it, in seconds; `math.inf` when overlong, `None` for anything else."""
+    if not _DURATION.fullmatch(value):
+        return None
+    total = sum(float(amount) * _UNITS[unit] for amount, unit in _DURATION_PART.findall(value))
+    return total if total < _OVERLONG else math.inf
 
 
 def http_date(value: bytes, now: float) -> float | None:

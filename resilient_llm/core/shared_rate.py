@@ -34,7 +34,8 @@ class Verdict(IntEnum):
 class RateCharge(NamedTuple):
     """What a call needs of one bucket: `amount`, of one that holds `capacity` and refills by `rate` a second.
 
-    `own` says that only calls of one tenant draw on it. `held` is what the last decision held for this very call.
+    `own` says that only calls of one tenant draw on it. `held` is what the last decision held for this very call, and
+    `turn` what that said of its turn: one place is told from another by it.
     """
 
     key: str
@@ -43,6 +44,7 @@ class RateCharge(NamedTuple):
     amount: float
     own: bool = False
     held: float = 0.0
+    turn: float = 0.0
 
 
 class RateLevel(NamedTuple):
@@ -75,11 +77,15 @@ class RateDecision(NamedTuple):
         """Give the charge that takes longest."""
         return max(range(len(self.waits)), key=self.waits.__getitem__)
 
+    def turn(self, index: int) -> float:
+        """Say when the turn comes of who keeps a place there, on the store's clock."""
+        return self.levels[index].at + self.again
+
 
 class Change(NamedTuple):
     """What is changed of one bucket afterwards.
 
-    `back` is given back, or below 0 charged; `freed` of what was held is held no longer.
+    `back` is given back, or below 0 charged; `freed` of what was held for a `turn` is held no longer.
     """
 
     key: str
@@ -87,6 +93,7 @@ class Change(NamedTuple):
     rate: float
     back: float = 0.0
     freed: float = 0.0
+    turn: float = 0.0
 
 
 class _Bucket:
@@ -107,14 +114,24 @@ class _Bucket:
         """Give all that is held."""
         return self.held + self.older
 
-    def free(self, amount: float) -> None:
-        """Hold so much less: of what was held lately, then of what is older."""
-        rest = max(0.0, amount - self.held)
-        self.held = max(0.0, self.held - amount)
-        self.older = max(0.0, self.older - rest)
+    def hold(self, amount: float, turn: float) -> None:
+        """Hold so much until a turn has passed: where it is, its time alone says, and `free` finds it there."""
+        until = turn + _GRACE
+        if until <= self.older_until:
+            self.older += amount
+        else:
+            self.held += amount
+            self.held_until = max(self.held_until, until)
 
-    def turn(self, now: float) -> None:
-        """Forget what is older when its time is over, and let what was held since grow old."""
+    def free(self, amount: float, turn: float) -> None:
+        """Hold so much less of what was held for a turn."""
+        if turn + _GRACE <= self.older_until:
+            self.older = max(0.0, self.older - amount)
+        else:
+            self.held = max(0.0, self.held - amount)
+
+    def forget(self, now: float) -> None:
+        """Forget the older places when the time of all of them is over; those held for longer are the older then."""
         if self.older_until < now and self.held_until > -inf:
             self.older, self.older_until = self.held, self.held_until
             self.held, self.held_until = 0.0, -inf
@@ -128,8 +145,9 @@ class RateLedger:
     In any T seconds what is taken of a bucket, less what is given back, is at most `capacity + rate * T`. A bucket
     holds what is *missing* from it, so that one which nobody drew on for long needs no state. What is *held* for
     those who wait their turn counts against newcomers only, and is taken, if it is there, when they come back for it:
-    a place in line can be given up, or be forgotten, and the promise is kept. Places are forgotten by generation: those
-    of processes that have died go with their generation, while the living keep theirs in the next.
+    a place in line can be given up, or be forgotten, and the promise is kept. Places are forgotten by generation, a
+    second after the last turn of all in it: those of processes that have died go with theirs, and no living one does.
+    Who comes back for a place before its turn, and in vain, keeps its turn.
     """
 
     def __init__(self) -> None:
@@ -145,46 +163,43 @@ class RateLedger:
         """Take all that a call needs, or nothing; then it may keep a place in line, if the wait is short enough."""
         buckets = [self._read(charge.key, charge.rate, now) for charge in charges]
         for charge, bucket in zip(charges, buckets, strict=True):
-            bucket.free(charge.held)
-        waits = [_wait(charge, bucket, now) for charge, bucket in zip(charges, buckets, strict=True)]
-        wait = max(waits, default=0.0)
-        own_dry = any(charge.own and seconds for charge, seconds in zip(charges, waits, strict=True))
+            if charge.held:
+                bucket.free(charge.held, charge.turn)
+        # Whoever kept a place waits for nobody behind, a newcomer for all who did.
+        waits = [
+            _wait(charge, bucket, 0.0 if charge.held else bucket.line, now)
+            for charge, bucket in zip(charges, buckets, strict=True)
+        ]
+        again = wait = max(waits, default=0.0)
+        kept = [0.0] * len(charges)
         verdict = Verdict.REFUSED
         if wait == 0 or (mode == "d" and wait <= most_wait):
             verdict = Verdict.TAKEN
         elif mode == "h" and wait <= most_wait:
             verdict = Verdict.HELD
-        again = 0.0 if verdict is Verdict.HELD else wait
+            kept, again = _place(charges, buckets, waits, now)
         levels: list[RateLevel] = []
-        kept: list[float] = []
-        for charge, bucket, seconds in zip(charges, buckets, waits, strict=True):
-            keep = 0.0
+        for charge, bucket, keep in zip(charges, buckets, kept, strict=True):
             if verdict is Verdict.TAKEN:
                 bucket.missing += charge.amount
-            elif verdict is Verdict.HELD:
-                waits_here = seconds > 0 or charge.held > 0 if charge.own else seconds > 0 and not own_dry
-                if waits_here:
-                    keep = charge.amount
-                    again = max(again, seconds)
-            if keep:
-                bucket.held += keep
-                bucket.held_until = max(bucket.held_until, now + seconds + _GRACE)
+            elif keep:
+                bucket.hold(keep, bucket.updated + again)
             if verdict is not Verdict.REFUSED or charge.held:
                 self._write(charge.key, charge.rate, bucket, now)
             levels.append(_level(charge.capacity, bucket, now))
-            kept.append(keep)
         return RateDecision(verdict, wait, again, levels, waits, kept)
 
     def settle(self, changes: Sequence[Change], now: float) -> list[RateLevel]:
         """Give back, charge and free; what exceeds a capacity is lost, and no debt grows beyond one capacity."""
         levels: list[RateLevel] = []
-        for key, capacity, rate, back, freed in changes:
+        for key, capacity, rate, back, freed, turn in changes:
             bucket = self._read(key, rate, now)
             if back >= 0:
                 bucket.missing = max(0.0, bucket.missing - back)
             else:
                 bucket.missing = min(bucket.missing - back, max(bucket.missing, 2 * capacity))
-            bucket.free(freed)
+            if freed:
+                bucket.free(freed, turn)
             self._write(key, rate, bucket, now)
             levels.append(_level(capacity, bucket, now))
         return levels
@@ -206,12 +221,14 @@ class RateLedger:
         kept = self._buckets.get(key)
         bucket = _Bucket(now)
         if kept is not None:
-            updated = now if kept.updated > now + _BROKEN else kept.updated
+            broken = kept.updated > now + _BROKEN
+            updated = now if broken else kept.updated
             bucket.missing = max(0.0, kept.missing - max(0.0, now - updated) * rate)
             bucket.updated = max(now, updated)
-            bucket.held, bucket.held_until = kept.held, kept.held_until
-            bucket.older, bucket.older_until = kept.older, kept.older_until
-            bucket.turn(now)
+            if not broken:  # else nobody knows when the turn of whose place is over
+                bucket.held, bucket.held_until = kept.held, kept.held_until
+                bucket.older, bucket.older_until = kept.older, kept.older_until
+                bucket.forget(now)
             bucket.paused = kept.paused
         return bucket
 
@@ -243,11 +260,31 @@ def _level(capacity: float, bucket: _Bucket, now: float) -> RateLevel:
     return RateLevel(capacity - bucket.missing - bucket.line, max(0.0, bucket.paused - now), bucket.updated)
 
 
-def _wait(charge: RateCharge, bucket: _Bucket, now: float) -> float:
-    """Say how many seconds a charge takes: whoever kept a place waits for nobody behind, a newcomer for all who did."""
+def _place(
+    charges: Sequence[RateCharge], buckets: Sequence[_Bucket], waits: Sequence[float], now: float
+) -> tuple[list[float], float]:
+    """Say what to hold of each bucket for who keeps a place, and the seconds until its turn.
+
+    While its tenant's own buckets are dry, nobody else's are held back for it.
+    """
+    own_dry = any(charge.own and seconds for charge, seconds in zip(charges, waits, strict=True))
+    kept, again = [0.0] * len(charges), 0.0
+    for index, (charge, bucket, seconds) in enumerate(zip(charges, buckets, waits, strict=True)):
+        waits_here = seconds > 0 or charge.held > 0 if charge.own else seconds > 0 and not own_dry
+        if waits_here:
+            kept[index] = charge.amount
+            again = max(again, seconds)
+            if charge.held:
+                # Not before those whose turn is earlier, nor later than if it came only now.
+                newcomer = _wait(charge, bucket, bucket.line, now)
+                again = max(again, min(charge.turn - bucket.updated, newcomer))
+    return kept, again
+
+
+def _wait(charge: RateCharge, bucket: _Bucket, ahead: float, now: float) -> float:
+    """Say how many seconds a charge takes after what is held for those `ahead` of it."""
     if charge.amount <= 0:
         return 0.0
-    ahead = 0.0 if charge.held else bucket.line
     level = charge.capacity - bucket.missing
     seconds = 0.0
     if charge.amount + ahead > level:

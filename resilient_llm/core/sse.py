@@ -12,7 +12,8 @@ from typing import NamedTuple, NoReturn
 
 __all__ = ["DEFAULT_MAX_EVENT_SIZE", "Event", "EventTooLargeError", "SSEParser", "encode"]
 
-DEFAULT_MAX_EVENT_SIZE = 8 * 1024 * 1024
+DEFAULT_MAX_EVENT_SIZE = 64 * 1024 * 1024
+"""More than a picture takes, which comes in one event, or two. Held is only as much as there is of an event."""
 
 _BOM = b"\xef\xbb\xbf"
 _CR = ord("\r")

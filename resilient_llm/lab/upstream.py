@@ -101,7 +101,7 @@ class Upstream:
         instance_of(Mapping, failures=self.failures)
         for kind, ratio in self.failures.items():
             one_of(KINDS, failures=kind)
-            number(0, 1, inside=False, none=False, **{f"failures[{kind!r}]": ratio})
+            number(0, 1, inside=False, below=False, none=False, **{f"failures[{kind!r}]": ratio})
         if sum(self.failures.values()) > 1 + 1e-9:
             raise ConfigurationError(
                 f"failures={dict(self.failures)!r}: allowed are shares that add up to at most 1"

@@ -15,7 +15,7 @@ from resilient_llm._loop import LoopBound
 from resilient_llm.errors import ConfigurationError
 from resilient_llm.policies._hooks import hook_failed, hook_gave
 from resilient_llm.policies._options import at_least, function
-from resilient_llm.shared_keys import OVERFLOW
+from resilient_llm.shared_keys import OVERFLOW, SHAREABLE, is_shareable
 from resilient_llm.telemetry.names import LIMITER_NAME
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ Key: TypeAlias = KeyName | tuple[KeyName, ...] | Callable[["Call"], Hashable]
 """What has a state of its own: an attribute of the call, several of them, or a function of it.
 
 Calls whose key cannot be had, since the function fails or gives what is no key, share one, as those do for whom there
-is no room: a call must not break of it, and must not go without a limit either.
+is no room: a call must not break of it, and must not go without a limit either. In a store a key is what every process
+writes the same way (`shared_keys`).
 """
 
 State = TypeVar("State")
@@ -57,16 +58,17 @@ _NAMED: dict[str, Callable[[Call], Hashable]] = {
 }
 
 
-def key_function(key: Key) -> Callable[[Call], Hashable]:
+def key_function(key: Key, *, in_store: bool = False) -> Callable[[Call], Hashable]:
     """Make the function that gives a call's key, `OVERFLOW` where the application's fails.
 
-    Raises `ConfigurationError` for a name that is none of `tenant`, `target`, `model`.
+    With `in_store` also where other processes may not write the key the same way. Raises `ConfigurationError` for a
+    name that is none of `tenant`, `target`, `model`.
     """
     if callable(key) and not isinstance(key, type):
         if key is one_for_all:
             return key
         function(key=key)
-        return _guarded(key)
+        return _guarded(key, in_store=in_store)
     names = (key,) if isinstance(key, str) else key
     if (
         not isinstance(names, tuple)
@@ -81,7 +83,7 @@ def key_function(key: Key) -> Callable[[Call], Hashable]:
     return lambda call: tuple(part(call) for part in parts)
 
 
-def _guarded(asked: Callable[[Call], Hashable]) -> Callable[[Call], Hashable]:
+def _guarded(asked: Callable[[Call], Hashable], *, in_store: bool) -> Callable[[Call], Hashable]:
     """Guard a function of the application's, which may know nothing of calls without a tenant, or of a new target."""
 
     def key(call: Call) -> Hashable:
@@ -94,6 +96,9 @@ def _guarded(asked: Callable[[Call], Hashable]) -> Callable[[Call], Hashable]:
         if isinstance(found, CoroutineType):
             found.close()  # nobody awaits it
             hook_gave("key", asked, found, "keys that are had at once", instead=_SHARED)
+            return OVERFLOW
+        if in_store and type(found) is not str and not is_shareable(found):
+            hook_gave("key", asked, found, f"with a store {SHAREABLE}", instead=_SHARED)
             return OVERFLOW
         return found
 
@@ -138,10 +143,11 @@ class Keyed(Generic[State]):
         *,
         idle: Callable[[State, float], bool],
         max_keys: int,
+        in_store: bool = False,
     ) -> None:
         at_least(1, max_keys=max_keys)
         self._name = name
-        self._function = key_function(key)
+        self._function = key_function(key, in_store=in_store)
         self._make = make
         self._idle = idle
         self._max_keys = max_keys

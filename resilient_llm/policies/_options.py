@@ -53,18 +53,29 @@ def seconds(*, zero: bool = False, infinite: bool = False, **options: float) -> 
 
 
 def number(
-    least: float, most: float, *, inside: bool = False, none: bool = False, **options: float | None
+    least: float,
+    most: float,
+    *,
+    inside: bool = False,
+    below: bool = False,
+    none: bool = False,
+    **options: float | None,
 ) -> None:
-    """Raise `ConfigurationError` unless every option is a number from `least` to `most`, or `inside` of these."""
+    """Raise `ConfigurationError` unless every option is a number from `least` to `most`, or `inside` of these.
+
+    With `below` it may be `least`, and not `most`.
+    """
     for name, value in options.items():
         if value is None and none:
             continue
-        if is_number(value) and least <= value <= most and not (inside and value in (least, most)):
+        excluded = (least, most) if inside else (most,) if below else ()
+        if is_number(value) and least <= value <= most and value not in excluded:
             continue
         if math.isinf(least):
             allowed = "numbers"
         else:
-            allowed = f"numbers {f'between {least:g} and' if inside else f'from {least:g} to'} {most:g}"
+            bounds = f"between {least:g} and" if inside else f"from {least:g} to{' below' if below else ''}"
+            allowed = f"numbers {bounds} {most:g}"
         raise ConfigurationError(f"{name}={value!r}: allowed are {allowed}{', and None' if none else ''}")
 
 

@@ -51,7 +51,13 @@ class Quotas:
     )
 
     def __init__(
-        self, limit: Limit, *, max_keys: int, name: str, bucket: type[TokenBucket] = TokenBucket
+        self,
+        limit: Limit,
+        *,
+        max_keys: int,
+        name: str,
+        bucket: type[TokenBucket] = TokenBucket,
+        in_store: bool = False,
     ) -> None:
         self.limit = limit
         buckets = limit.buckets()
@@ -59,7 +65,7 @@ class Quotas:
         self.count_tokens = tuple(dimension == "tokens" for dimension in buckets)
         self._bucket = bucket
         self._buckets = tuple(buckets.values())
-        self._function = None if limit.key is None else key_function(limit.key)
+        self._function = None if limit.key is None else key_function(limit.key, in_store=in_store)
         self._max_keys = max_keys
         self._name = name
         self._quotas: dict[Hashable, Quota] = {}
@@ -137,13 +143,17 @@ class QuotaSet:
         max_keys: int,
         name: str,
         bucket: type[TokenBucket] = TokenBucket,
+        in_store: bool = False,
     ) -> None:
         names = [limit.name for limit in limits]
         if len(set(names)) < len(names):
             raise ConfigurationError(f"limits={names!r}: each needs a scope= of its own to be told apart")
         ordered = sorted(limits, key=lambda limit: not limit.own)
-        self._all = tuple(Quotas(limit, max_keys=max_keys, name=name, bucket=bucket) for limit in ordered)
-        self._lane = tuple(function for limit in ordered if (function := limit.shared_key()) is not None)
+        self._all = tuple(
+            Quotas(limit, max_keys=max_keys, name=name, bucket=bucket, in_store=in_store) for limit in ordered
+        )
+        shared = [limit.shared_key(in_store=in_store) for limit in ordered]
+        self._lane = tuple(function for function in shared if function is not None)
         self._labels = [(q.limit.name, dimension) for q in self._all for dimension in q.dimensions]
         self._own = sum(len(limit.buckets()) for limit in ordered if limit.own)
         by_key = any(limit.mirrors for limit in limits)
@@ -234,14 +244,13 @@ class QuotaSet:
         )
 
     def refusal(
-        self, reservation: Reservation, delay: Delay, now: float, *, queued: int, name: str
+        self, reservation: Reservation, delay: Delay, now: float, *, why: str, name: str
     ) -> RateLimitedError:
-        """Say why a call cannot pass in time."""
+        """Say what a call needs that is not there, and `why` it does not wait for it."""
         levels = self._levels_of(reservation, now)
         level, cost = levels[delay.charge], reservation.charges[delay.charge][1]
         return RateLimitedError(
-            f"{name}: {level.remaining:g} of {level.limit:g} {level.name} remain, {cost:g} are needed; "
-            f"that takes {delay.seconds:.3g} s, and {queued} calls wait",
+            f"{name}: {level.remaining:g} of {level.limit:g} {level.name} remain, {cost:g} are needed; {why}",
             level=level,
             levels=levels,
             retry_after=delay.seconds,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from resilient_llm.core.quota import Reservation
-from resilient_llm.core.shared_rate import Change, RateCharge, RateLevel
+from resilient_llm.core.shared_rate import Change, RateCharge, RateDecision, RateLevel
 from resilient_llm.core.token_bucket import TokenBucket
 from resilient_llm.policies._quotas import QuotaSet
 from resilient_llm.shared_keys import shared_key
@@ -102,18 +102,22 @@ class SharedTake:
                 changes.append(Change(charge.key, charge.capacity, charge.rate, charge.amount - actual))
         return views, changes
 
-    def keep(self, held: Sequence[float]) -> None:
+    def keep(self, decision: RateDecision) -> None:
         """Note what is held of each bucket until it comes back."""
-        self.charges = [each._replace(held=amount) for each, amount in zip(self.charges, held, strict=True)]
+        self.charges = [
+            charge._replace(held=held, turn=decision.turn(index))
+            for index, (charge, held) in enumerate(zip(self.charges, decision.held, strict=True))
+        ]
 
-    def freed(self, held: Sequence[float]) -> tuple[list[BucketView], list[Change]]:
-        """Say of which places to tell the store that they are given up, and in which views."""
+    def give_up(self) -> tuple[list[BucketView], list[Change]]:
+        """Say of which places to tell the store that they are given up, and in which views; they are held no longer."""
         views: list[BucketView] = []
         changes: list[Change] = []
-        for view, charge, amount in zip(self.views, self.charges, held, strict=True):
-            if amount:
+        for view, charge in zip(self.views, self.charges, strict=True):
+            if charge.held:
                 views.append(view)
-                changes.append(Change(charge.key, charge.capacity, charge.rate, freed=amount))
+                changes.append(Change(*charge[:3], freed=charge.held, turn=charge.turn))
+        self.charges = [charge._replace(held=0.0) for charge in self.charges]
         return views, changes
 
     def lowered(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from functools import partial
 from typing import TYPE_CHECKING, Final
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakValueDictionary
 
 import anyio
 
@@ -19,6 +19,7 @@ from resilient_llm._loop import LoopBound
 from resilient_llm.core.circuit import Admission, Circuit, CircuitOptions, CircuitState, Refusal, Result
 from resilient_llm.errors import ConfigurationError, StoreUnavailableError
 from resilient_llm.policies._store_events import tell_store
+from resilient_llm.policies._store_names import claim
 from resilient_llm.shared_keys import shared_key
 
 if TYPE_CHECKING:
@@ -33,8 +34,6 @@ _AGAIN_IN: Final = 0.1
 _MISSING: Final = 1.0
 """Seconds after which the reply to an offer is not waited for any longer."""
 _MOST_PENDING: Final = 32
-
-_in_use: WeakKeyDictionary[CircuitStore, dict[str, CircuitOptions]] = WeakKeyDictionary()
 
 
 class SharedCircuit:
@@ -77,8 +76,7 @@ class SharedCircuits:
     """Keep the circuits of one breaker in agreement with those of the same name in other processes."""
 
     def __init__(self, store: CircuitStore, name: str, options: CircuitOptions, *, max_keys: int) -> None:
-        in_use = _in_use.setdefault(store, {})
-        if in_use.setdefault(name, options) != options:
+        if not claim(store, "circuits", name, options):
             raise ConfigurationError(
                 f"name={name!r}: another CircuitBreaker with other options keeps its circuits in the same store by "
                 "this name; give each a name= of its own"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
 import anyio
 
@@ -20,6 +19,7 @@ from resilient_llm.policies._quotas import QuotaSet
 from resilient_llm.policies._shared_buckets import SharedTake
 from resilient_llm.policies._shared_view import SharedView
 from resilient_llm.policies._store_events import tell_store
+from resilient_llm.policies._store_names import claim
 from resilient_llm.telemetry.names import DRY_RUN, LIMITER_NAME, WAIT_TIME
 
 if TYPE_CHECKING:
@@ -32,13 +32,14 @@ if TYPE_CHECKING:
 __all__ = ["SharedQuotas"]
 
 _FRESH = 1.0
-"""Seconds for which what was heard is good enough to refuse a call by: others may give back meanwhile."""
+"""Seconds for which what was heard is good enough to refuse a call by: others may give back meanwhile.
+
+And for which who came back for its place in vain heeds no news: what is known here need not be so.
+"""
 _LOOKS = 8
 """How often in one wait the store is asked what others have given back; never twice within `_FRESH` seconds."""
 _SLACK = 0.01
 """Seconds by which those who kept a place may come back late and still get what they waited for."""
-
-_in_use: WeakKeyDictionary[RateStore, dict[str, tuple[Limit, ...]]] = WeakKeyDictionary()
 
 
 class SharedQuotas:
@@ -61,8 +62,7 @@ class SharedQuotas:
         borrow: bool,
         dry_run: bool,
     ) -> None:
-        in_use = _in_use.setdefault(store, {})
-        if in_use.setdefault(name, tuple(limits)) != tuple(limits):
+        if not claim(store, "rates", name, tuple(limits)):
             raise ConfigurationError(
                 f"name={name!r}: another RateLimit with other limits keeps its counts in the same store by this name; "
                 "give each a name= of its own"
@@ -98,12 +98,15 @@ class SharedQuotas:
             if not self.guard.closed and (wait := self.guard.retry_after()):
                 error = self.guard.error(f"not asked for another {wait:.3g} s, since it failed")
                 return await self._take_alone(call, take, reservation, now, error)
+            waited = False
             if len(self._waiters.queue) or not reservation.take_at_once(now):
                 if self._is_worth_asking(call, take, reservation, now):
                     reservation.take(now)
                 elif not await self._wait(call, reservation, now, since=now):
                     return await self._take_alone(call, take, reservation, now, self.guard.ended_error())
-            return await self._take(call, take, reservation, now)
+                else:
+                    waited = True
+            return await self._take(call, take, reservation, now, waited=waited)
         finally:
             tell_store(call, self.guard)
 
@@ -118,7 +121,8 @@ class SharedQuotas:
         if len(self._waiters.queue):
             return False
         delay = self._waiters.delay(call, reservation, now)
-        if now + delay.seconds > self._waiters.deadline(call, now):
+        too_long = now + delay.seconds > self._waiters.deadline(call, now)
+        if too_long or not self._waiters.has_room(call.tenant):
             return now - take.views[delay.charge].heard_at > _FRESH
         return self._place(call) not in self.view.places
 
@@ -126,16 +130,20 @@ class SharedQuotas:
         return self._quotas.lane(call), call.tenant
 
     async def _take(
-        self, call: Call, take: SharedTake, reservation: Reservation, arrived: float
+        self, call: Call, take: SharedTake, reservation: Reservation, arrived: float, *, waited: bool
     ) -> SharedTake:
-        """Ask the store for what was taken of the view, and again when it is its turn."""
-        place = self._place(call)
-        deadline = self._waiters.deadline(call, arrived)
-        keeps = False
+        """Ask the store for what was taken of the view, and again when it is its turn.
+
+        Who has `waited` goes on waiting; who has not needs one of the places that there are for that.
+        """
+        place, waiters = self._place(call), self._waiters
+        deadline = waiters.deadline(call, arrived)
+        keeps = slept = False
         try:
             while True:
                 now = call.loop.time()
-                keeps = keeps or self.view.places.keep(place)
+                if not keeps and (waited or waiters.has_room(call.tenant)):
+                    keeps = self.view.places.keep(place)
                 try:
                     decision = await self.view.ask(
                         call,
@@ -152,14 +160,20 @@ class SharedQuotas:
                 now = call.loop.time()
                 # A place that is kept is used: it was, for a wait that is allowed, however long the answer took.
                 if decision.verdict is Verdict.REFUSED and (keeps or decision.wait > deadline - now + _SLACK):
-                    raise self._waiters.refuse(
-                        call, reservation, now, Delay(decision.wait, decision.limiting)
-                    )
+                    delay = Delay(decision.wait, decision.limiting)
+                    raise waiters.refuse(call, reservation, now, delay, since=arrived)
                 if decision.verdict is Verdict.HELD:
-                    await self._sleep(call, take, reservation, decision)
+                    take.keep(decision)
+                    if not waited and not waiters.has_room(call.tenant):
+                        self.view.give_up(call, take, reservation)
+                        raise waiters.no_place(call, reservation, now)
+                    await self._sleep(call, take, reservation, decision, in_vain=slept)
+                    waited = slept = True
                     reservation.take(call.loop.time())
                 elif not await self._wait(call, reservation, now, since=arrived):
                     return await self._take_alone(call, take, reservation, arrived, self.guard.ended_error())
+                else:
+                    waited = True
         finally:
             if keeps:
                 self.view.places.leave(place)
@@ -171,20 +185,20 @@ class SharedQuotas:
         return not scope.cancelled_caught
 
     async def _sleep(
-        self, call: Call, take: SharedTake, reservation: Reservation, decision: RateDecision
+        self, call: Call, take: SharedTake, reservation: Reservation, decision: RateDecision, *, in_vain: bool
     ) -> None:
         """Wait for its turn, which is exact; cancelled, or when the store is closed, it gives its place up."""
-        since = call.loop.time()
+        since, depth = call.loop.time(), self._waiters.queued + 1  # as if it stood in the queue
         outcome: WaitOutcome = "cancelled"
         scope = anyio.CancelScope()
 
         def give_up() -> None:
-            self.view.give_up(call, take, reservation, decision.held)
+            self.view.give_up(call, take, reservation)
             scope.cancel()
 
         try:
-            with scope, self.guard.until_ended(give_up):
-                await self._until_turn(call, take, reservation, decision)
+            with self._waiters.away(call.tenant), scope, self.guard.until_ended(give_up):
+                await self._until_turn(call, take, reservation, decision, in_vain=in_vain)
             outcome = "acquired"
         except BaseException:
             if not scope.cancel_called:
@@ -192,17 +206,21 @@ class SharedQuotas:
             raise
         finally:
             unit = "tokens" if self._quotas.counts_tokens else "requests"
-            depth = len(self._waiters.queue)
             call.telemetry.waited(call, self._name, since=since, outcome=outcome, unit=unit, depth=depth)
-        take.keep([0.0] * len(decision.held) if scope.cancel_called else decision.held)
 
     async def _until_turn(
-        self, call: Call, take: SharedTake, reservation: Reservation, decision: RateDecision
+        self, call: Call, take: SharedTake, reservation: Reservation, decision: RateDecision, *, in_vain: bool
     ) -> None:
-        """Sleep until its turn, or until there is enough before; look now and then what others have given back."""
+        """Sleep until its turn, or until there is enough before; look now and then what others have given back.
+
+        Who has come back `in_vain` does so again at its turn, or by news that are heeded only after a while: each such
+        ask is news to the others, and none of them may have enough.
+        """
         places, turn = self.view.places, call.loop.time() + decision.again
         interval = max(_FRESH, decision.again / _LOOKS)
         with places.line_up(take.views, decision.held) as enough:
+            if in_vain:
+                await anyio.sleep(min(_FRESH, decision.again))
             places.rise(take.views, call.loop.time())  # what is known may be newer than the decision
             while not enough.is_set() and (left := turn - call.loop.time()) > 0:
                 with anyio.move_on_after(left if left < 2 * interval else interval):
@@ -215,20 +233,27 @@ class SharedQuotas:
     ) -> SharedTake | None:
         """Do for a dry run as if the call waited: a debt stands for the queue."""
         reservation.take(now)
+        waiters = self._waiters
         try:
-            most_wait = self._waiters.deadline(call, now) - now
+            most_wait = waiters.deadline(call, now) - now
             decision = await self.view.ask(call, take, reservation, most_wait=most_wait, mode="d")
         except StoreUnavailableError:
             self.guard.unguarded += 1
             reservation.take(call.loop.time())
             take.counted = False
             return take
+        answered = call.loop.time()
         if decision.verdict is not Verdict.TAKEN:
             reservation.keep()
             delay = Delay(decision.wait, decision.limiting)
-            self._waiters.refuse(call, reservation, call.loop.time(), delay, dry_run=True)
+            waiters.refuse(call, reservation, answered, delay, since=now, dry_run=True)
             return None
         if decision.wait:
+            if not waiters.would_wait(call, answered, decision.wait):
+                reservation.cancel(answered)
+                self.view.settle(call, take, reservation, None)
+                waiters.no_place(call, reservation, answered, dry_run=True)
+                return None
             would: dict[str, str | float] = {
                 LIMITER_NAME: self._name,
                 WAIT_TIME: decision.wait,

@@ -82,9 +82,9 @@ class SharedView:
             return
         self._hear_later(call, reservation, take.views, decision.levels)
 
-    def give_up(self, call: Call, take: SharedTake, reservation: Reservation, held: Sequence[float]) -> None:
+    def give_up(self, call: Call, take: SharedTake, reservation: Reservation) -> None:
         """Tell the store that nobody comes back for what it held."""
-        views, freed = take.freed(held)
+        views, freed = take.give_up()
         if freed:
             self._rates.settle(take.account, freed, partial(self._hear_later, call, reservation, views))
 

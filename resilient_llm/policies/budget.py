@@ -137,7 +137,8 @@ class Budget:
             )
         ledger = MemoryLedger(max_keys=self.max_keys) if self.ledger is None else self.ledger
         object.__setattr__(self, "_allowances", allowances)
-        object.__setattr__(self, "_key", key_function(self.key))
+        in_store = not isinstance(ledger, MemoryLedger)
+        object.__setattr__(self, "_key", key_function(self.key, in_store=in_store))
         object.__setattr__(self, "_ledger", ledger)
         object.__setattr__(self, "_guard", getattr(ledger, "guard", None))
         object.__setattr__(self, "_in_usd", any(unit == "usd" for unit, *_ in allowances))

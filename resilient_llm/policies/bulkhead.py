@@ -84,9 +84,12 @@ class Bulkhead:
         else:
             at_least(self.max_concurrent, shared=self.shared)
         by_key = self.key if self.shared is None else one_for_all
-        compartments = Keyed(self.name, by_key, self._make, idle=_is_idle, max_keys=self.max_keys)
+        in_store = self.store is not None
+        compartments = Keyed(
+            self.name, by_key, self._make, idle=_is_idle, max_keys=self.max_keys, in_store=in_store
+        )
         object.__setattr__(self, "_compartments", compartments)
-        object.__setattr__(self, "_key", key_function(self.key))
+        object.__setattr__(self, "_key", key_function(self.key, in_store=in_store))
         object.__setattr__(self, "_cost", cost_function(self.cost))
         self._make(None)  # validates
 

@@ -132,6 +132,7 @@ class CircuitBreaker:
             lambda key: self._new(key, options),
             idle=lambda keyed, now: keyed.circuit.idle(now),
             max_keys=self.max_keys,
+            in_store=self.store is not None,
         )
         shared = None
         if self.store is not None:

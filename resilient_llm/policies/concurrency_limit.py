@@ -12,7 +12,7 @@ from resilient_llm.core.aimd import AIMDLimit, LimitAlgorithm, Sent
 from resilient_llm.errors import ConcurrencyLimitError, ConfigurationError
 from resilient_llm.ordering import Placement
 from resilient_llm.outcome import Outcome, Scope, Verdict
-from resilient_llm.policies._hooks import hook_failed
+from resilient_llm.policies._hooks import hook_failed, hook_gave
 from resilient_llm.policies._keyed import MAX_REPORTED, Key, Keyed, is_of_target, series
 from resilient_llm.policies._options import at_least, flag, label, number, seconds, store_of, synchronous
 from resilient_llm.policies._shared_slots import SharedSlotPool, observe_leases, pool_name
@@ -31,6 +31,7 @@ __all__ = ["ConcurrencyLimit"]
 
 _SUCCESS = Verdict.SUCCESS
 _OVERLOADED = frozenset({503, 504, 529})
+_KEPT = "the limit stays as it is"
 
 
 class _KeyedLimit:
@@ -96,7 +97,7 @@ class ConcurrencyLimit:
     def __post_init__(self) -> None:
         at_least(1, initial=self.initial, min=self.min, max=self.max, max_keys=self.max_keys)
         number(0, 1, inside=True, decrease_ratio=self.decrease_ratio)
-        number(0, 1, none=True, min_gain_ratio=self.min_gain_ratio)
+        number(0, 1, below=True, none=True, min_gain_ratio=self.min_gain_ratio)
         seconds(max_wait=self.max_wait, zero=True, infinite=True)
         flag(dry_run=self.dry_run)
         label(name=self.name)
@@ -113,7 +114,14 @@ class ConcurrencyLimit:
         except (AttributeError, TypeError, ValueError) as error:
             what = "" if self.algorithm is None else f"algorithm={self.algorithm!r} makes no LimitAlgorithm: "
             raise ConfigurationError(f"{what}{error}") from error
-        limits = Keyed(self.name, self.key, self._make, idle=_is_idle, max_keys=self.max_keys)
+        limits = Keyed(
+            self.name,
+            self.key,
+            self._make,
+            idle=_is_idle,
+            max_keys=self.max_keys,
+            in_store=self.store is not None,
+        )
         object.__setattr__(self, "_limits", limits)
 
     def _new_algorithm(self) -> LimitAlgorithm:
@@ -129,6 +137,11 @@ class ConcurrencyLimit:
 
     def _make(self, key: Hashable) -> _KeyedLimit:
         algorithm = self._new_algorithm()
+        if not _is_count(algorithm.limit):
+            raise ConfigurationError(
+                f"algorithm={self.algorithm!r} makes a LimitAlgorithm whose limit is {algorithm.limit!r}: "
+                "allowed are integers from 1"
+            )
         room = fair_room(
             max_queued=self.max_queued,
             max_queued_total=self.max_queued_total,
@@ -200,31 +213,33 @@ class ConcurrencyLimit:
             if not dropped or _is_drop(outcome):
                 size = limit.algorithm.on_sample(now, sent, dropped=dropped)
                 if size != pool.slots.limit or self.store is not None:
-                    pool.resize(size, now)
+                    self._resize(pool, size, now)
         except Exception as error:  # noqa: BLE001 - the algorithm may be the application's
-            hook_failed("algorithm", limit.algorithm, error)
+            hook_failed("algorithm", self.algorithm, error, instead=_KEPT)
         finally:
             if self.dry_run:
                 limit.running -= 1
             else:
                 pool.release(now, sent.at, tenant)
 
+    def _resize(self, pool: SlotPool, size: int, now: float) -> None:
+        if _is_count(size):
+            pool.resize(size, now)
+        else:
+            hook_gave("algorithm", self.algorithm, size, "integers from 1", instead=_KEPT)
+
     def limit(self, key: Hashable) -> int:
         """Give the limit of a key as it is now; of one that no attempt was made for, what it would begin with."""
         limit = self._limits.peek(key)
-        return self._new_algorithm().limit if limit is None else self._size(limit)
+        return self._new_algorithm().limit if limit is None else limit.pool.slots.limit
 
     def limits(self) -> dict[Hashable, int]:
         """Give the limits there are, by their keys."""
-        return {limit.key: self._size(limit) for limit in self._limits.values()}
+        return {limit.key: limit.pool.slots.limit for limit in self._limits.values()}
 
     def keys_of(self, target: str) -> list[Hashable]:
         """Give the keys of the limits there are for a target."""
         return [one.key for one in self._limits.values() if is_of_target(self.key, one.key, target)]
-
-    def _size(self, limit: _KeyedLimit) -> int:
-        """Give what its algorithm found, or with a store what all processes did together."""
-        return limit.algorithm.limit if self.store is None else limit.pool.slots.limit
 
     def in_use(self) -> int:
         """Count the slots in use over all keys."""
@@ -250,13 +265,18 @@ class ConcurrencyLimit:
 
     def _observe_limit(self) -> Iterable[tuple[float, Mapping[str, str]]]:
         for _, limit in zip(range(MAX_REPORTED), self._limits.values(), strict=False):
-            yield self._size(limit), {LIMITER_NAME: series(self.name, self.key, limit.key)}
+            yield limit.pool.slots.limit, {LIMITER_NAME: series(self.name, self.key, limit.key)}
 
     def _observe_active(self) -> Iterable[tuple[float, Mapping[str, str]]]:
         yield self.in_use(), {LIMITER_NAME: self.name}
 
     def _observe_queued(self) -> Iterable[tuple[float, Mapping[str, str]]]:
         yield self.queued(), {LIMITER_NAME: self.name}
+
+
+def _is_count(size: object) -> bool:
+    """Tell whether a limit is one; the algorithm may be the application's."""
+    return isinstance(size, int) and size >= 1
 
 
 def _is_idle(limit: _KeyedLimit, now: float) -> bool:

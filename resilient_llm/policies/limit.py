@@ -85,12 +85,12 @@ class Limit:
         """Tell whether its key is one that providers keep limits by."""
         return self.key in ("target", "model") or (isinstance(self.key, tuple) and not self.own)
 
-    def shared_key(self) -> Callable[[Call], Hashable] | None:
+    def shared_key(self, *, in_store: bool = False) -> Callable[[Call], Hashable] | None:
         """Give the function of a call whose value calls that draw on one quota have in common; `None` if all have."""
         if self.key is None or self.key == "tenant":
             return None
         if not isinstance(self.key, tuple):
-            return key_function(self.key)
+            return key_function(self.key, in_store=in_store)
         rest = tuple(name for name in self.key if name != "tenant")
         return key_function(rest) if rest else None
 

@@ -119,13 +119,19 @@ class RateLimit:
         one_of(("refuse", "borrow"), oversize=self.oversize)
         limits = self._all_limits()
         bucket = TokenBucket if self.store is None else BucketView
-        quotas = QuotaSet(limits, max_keys=self.max_keys, name=self.name, bucket=bucket)
+        in_store = self.store is not None
+        quotas = QuotaSet(limits, max_keys=self.max_keys, name=self.name, bucket=bucket, in_store=in_store)
         try:
             self._make_room()
         except ValueError as error:
             raise ConfigurationError(str(error)) from error
         waiters = RateWaiters(
-            quotas, self._make_room, max_queued=self._max_queued_total, max_wait=self.max_wait, name=self.name
+            quotas,
+            self._make_room,
+            max_queued=self.max_queued,
+            max_queued_total=self._max_queued_total,
+            max_wait=self.max_wait,
+            name=self.name,
         )
         shared = None
         if self.store is not None:
@@ -308,7 +314,7 @@ class RateLimit:
 
     def queued(self) -> int:
         """Count the calls that wait."""
-        return len(self._waiters.queue)
+        return self._waiters.queued
 
     def observe(self, telemetry: Telemetry) -> None:
         """Report the gauge `limit.remaining`, by limit, of the key that has least, and those of the store."""

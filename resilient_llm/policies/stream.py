@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeAlias, cast, get_args, runtime_checkable
 
 from resilient_llm.attempt_options import Streaming
+from resilient_llm.core.sse import DEFAULT_MAX_EVENT_SIZE
 from resilient_llm.errors import ConfigurationError
 from resilient_llm.ordering import Placement
 from resilient_llm.policies._hooks import hook_failed
@@ -55,7 +56,7 @@ class Stream:
     prefill: Prefill | None = None
     hold_max: int = 1024 * 1024
     malformed: Literal["pass", "skip"] = "pass"
-    max_event_size: int = 8 * 1024 * 1024
+    max_event_size: int = DEFAULT_MAX_EVENT_SIZE
     include_usage: bool = False
     name: str = "stream"
     placement: ClassVar[Placement] = Placement.STREAM

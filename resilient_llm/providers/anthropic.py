@@ -11,7 +11,7 @@ from resilient_llm.location import locate
 from resilient_llm.message import JSONObject, Request
 from resilient_llm.profile import Profile
 from resilient_llm.providers.answer import Answer, EventKind, count, objects, written
-from resilient_llm.providers.base import BaseDialect, kept_profile, text
+from resilient_llm.providers.base import BaseDialect, asked, kept_profile, text
 
 __all__ = ["ANTHROPIC", "AnthropicDialect"]
 
@@ -65,7 +65,7 @@ class AnthropicDialect(BaseDialect):
             return super().profile(request)
         body = request.json
         model = text(body.get("model")) or model
-        stream = body.get("stream") is True or method == "streamRawPredict"
+        stream = asked(body.get("stream")) or method == "streamRawPredict"
         repeat_safe = body.get("thread") is None
         resumable = location.path.endswith("/v1/messages") and body.get("messages") is not None
         make = kept_profile if model is None or len(model) <= LONGEST_MODEL else kept_profile.__wrapped__

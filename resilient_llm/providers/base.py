@@ -23,7 +23,7 @@ from resilient_llm.providers.codes import CODES, find_code, find_phrase
 from resilient_llm.providers.meaning import FAULT, OVERLOADED, Meaning, meaning_of_status, outcome_unknown
 from resilient_llm.providers.problem import Problem, parse, read_problem, reports_error
 
-__all__ = ["BaseDialect", "Dialect", "Framing", "kept_profile", "stored", "text"]
+__all__ = ["BaseDialect", "Dialect", "Framing", "asked", "kept_profile", "stored", "text"]
 
 Framing: TypeAlias = Literal["events", "array", "unknown"]
 """What a stream is written in: server-sent events, a JSON array that comes bit by bit, or nobody knows what."""
@@ -38,6 +38,7 @@ _MAX_NAME = 48
 _MAX_WORD = 15
 _MEAN_WORD = 3
 _MAX_DIGITS = 3
+_YES = frozenset({"1", "on", "t", "true", "y", "yes"})
 
 
 @lru_cache(maxsize=1024)
@@ -140,13 +141,17 @@ class BaseDialect(ABC):
         return Profile(
             provider=locate(request.url).provider or self.provider,
             model=text(request.json.get("model")),
-            stream=request.json.get("stream") is True,
+            stream=asked(request.json.get("stream")),
             repeat_safe=request.method in IDEMPOTENT_METHODS,
         )
 
-    def framing(self, request: Request) -> Framing:  # noqa: ARG002 - for APIs that write streams in two ways
-        """Say how a stream is written: in events, by all that mark its end."""
-        return "events" if self.marks_end else "unknown"
+    def framing(self, request: Request) -> Framing:
+        """Say how a stream is written: in events, by all that mark its end.
+
+        One that is asked for with `1` or `"true"` may also be none: not every server takes that for a yes.
+        """
+        loosely = not isinstance(request.json.get("stream", True), bool)
+        return "events" if self.marks_end and not loosely else "unknown"
 
     @abstractmethod
     def error_body(self, status: int, message: str, *, code: str | None = None) -> bytes:
@@ -248,7 +253,14 @@ def _is_name(text: str) -> bool:
 
 def stored(body: JSONObject) -> bool:
     """Tell whether a request asks for something that outlives its reply, and would then exist twice."""
-    return body.get("store") is True or body.get("background") is True
+    return asked(body.get("store")) or asked(body.get("background"))
+
+
+def asked(value: object) -> bool:
+    """Tell whether an option of a request is set: by `true`, or by what servers take for it (pydantic's list)."""
+    if value is None or isinstance(value, bool):
+        return value is True
+    return value.lower() in _YES if isinstance(value, str) else value == 1
 
 
 def text(value: object) -> str | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from resilient_llm.core.sse import DEFAULT_MAX_EVENT_SIZE
 from resilient_llm.message import Headers, JSONObject, header
 from resilient_llm.outcome import SUCCESS, Outcome
 from resilient_llm.providers.answer import Answer, objects
@@ -70,12 +69,16 @@ _JSON_OPERATIONS = frozenset(
         "text_completion",
     }
 )
+_TRANSCRIBING = frozenset({"transcription", "translation"})
 EVENT_STREAM = b"text/event-stream"
 
 _FIRST_ERROR = 400
 _EMPTY = (204, 205)
 _OPAQUE = (b"text/", b"application/octet-stream")
 _FIELDS = (b"data:", b"event:", b":")
+_STATEFUL = frozenset({"interaction", "response"})
+"""Objects that outlive their reply, and tell themselves what became of them."""
+_MAX_BODY = 8 * 1024 * 1024
 
 
 def is_event_stream(headers: Headers) -> bool:
@@ -101,7 +104,7 @@ def read_body(
     *,
     operation: str = "request",
     streamed: bool | None = None,
-    max_size: int = DEFAULT_MAX_EVENT_SIZE,
+    max_size: int = _MAX_BODY,
 ) -> tuple[Outcome, Answer]:
     """Say what a whole reply means, and what it tells of itself.
 
@@ -144,12 +147,13 @@ def _read_object(
     dialect: Dialect, status: int, headers: Headers, item: JSONObject, answer: Answer
 ) -> Outcome:
     """Read an object of a reply, and say what it means."""
-    if reports_error(item):
+    tells = item.get("status") == "failed" and item.get("object") in _STATEFUL
+    if not tells and reports_error(item):
         return classify_error(dialect, status, headers, item)
     dialect.read_body(item, answer)
-    if answer.problem is not None:
-        return classify_error(dialect, status, headers, {"error": answer.problem})
-    return SUCCESS
+    if answer.problem is None:
+        return SUCCESS
+    return replace(classify_error(dialect, status, headers, {"error": answer.problem}), answered=True)
 
 
 def _is_false(headers: Headers, body: bytes) -> bool:
@@ -174,7 +178,8 @@ def _read_other(
     kind = media_type(headers)
     error_type = None
     if not body:
-        error_type = None if operation == "request" else "empty_body"
+        silence = operation in _TRANSCRIBING and kind.startswith(b"text/")  # nothing was said in it
+        error_type = None if silence or operation == "request" else "empty_body"
     elif start.startswith(b"null") or parse(body) is not None:
         error_type = "unexpected_body" if operation in _JSON_OPERATIONS else None
     elif is_json(kind):

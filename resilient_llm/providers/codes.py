@@ -14,6 +14,7 @@ from resilient_llm.providers.meaning import (
     CONTENT_FILTER,
     CONTEXT_LENGTH,
     CREDENTIAL,
+    DENIED,
     FAULT,
     OVERLOADED,
     REFUSED,
@@ -33,7 +34,11 @@ class Code(NamedTuple):
 
 
 class Phrase(NamedTuple):
-    """Say what a wording means that only prose carries."""
+    """Say what a wording means that only prose carries.
+
+    One about the key must be how the message begins. Further in there may stand what a caller sent, a model's name
+    for one, and nobody's words must take the key from the others.
+    """
 
     text: str
     statuses: frozenset[int]
@@ -55,6 +60,8 @@ _OPENAI = {
     "project_spend_limit_exceeded": Code(429, CREDENTIAL),
     "account_deactivated": Code(401, CREDENTIAL),
     "invalid_api_key": Code(401, CREDENTIAL),
+    "missing_scope": Code(403, DENIED),  # with a 401: the key may not do this
+    "model_not_found": Code(404),  # with a 403: the project may not use it
     "context_length_exceeded": Code(400, CONTEXT_LENGTH),
     "content_filter": Code(400, CONTENT_FILTER),
     "content_policy_violation": Code(400, CONTENT_FILTER),
@@ -72,7 +79,16 @@ _OPENAI = {
     "server_is_overloaded": Code(503, OVERLOADED),
     "engine_overloaded_error": Code(503, OVERLOADED),  # Moonshot sends it with a 429
     # Azure
+    "authenticationtypedisabled": Code(403, CREDENTIAL),
     "responsibleaipolicyviolation": Code(400, CONTENT_FILTER),
+    # Groq
+    "organization_restricted": Code(400, CREDENTIAL),
+    # LiteLLM's proxy, with a 401 or a 403
+    "key_model_access_denied": Code(403, DENIED),
+    "org_model_access_denied": Code(403, DENIED),
+    "project_model_access_denied": Code(403, DENIED),
+    "team_model_access_denied": Code(403, DENIED),
+    "user_model_access_denied": Code(403, DENIED),
     # llama.cpp, vLLM, TGI
     "exceed_context_size_error": Code(400, CONTEXT_LENGTH),
     "badrequesterror": Code(400),
@@ -83,7 +99,7 @@ _OPENAI = {
 _OPENROUTER = {
     # https://openrouter.ai/docs/api/reference/errors-and-debugging
     "authentication": Code(401, CREDENTIAL),
-    "payment_required": Code(402, CREDENTIAL),
+    "payment_required": Code(402),
     "openrouter_in_flight_budget": Code(402, THROTTLED),  # frees itself as calls in flight end
     "refusal": Code(400, CONTENT_FILTER),
     "invalid_request": Code(400),
@@ -99,7 +115,7 @@ _ANTHROPIC = {
     # https://platform.claude.com/docs/en/api/errors, and the SDK's table of error codes
     "overloaded_error": Code(529, OVERLOADED),
     "rate_limit_error": Code(429),
-    "authentication_error": Code(401),
+    "authentication_error": Code(401, CREDENTIAL),
     "billing_error": Code(402, CREDENTIAL),
     "permission_error": Code(403),
     "not_found_error": Code(404),
@@ -122,14 +138,14 @@ _GOOGLE = {
     DAILY_QUOTA: Code(429, CREDENTIAL),
     "quota_exceeded": Code(429, CREDENTIAL),
     "api_key_invalid": Code(400, CREDENTIAL),
-    "api_key_service_blocked": Code(403, CREDENTIAL),
     "billing_disabled": Code(403, CREDENTIAL),
+    "consumer_suspended": Code(403, CREDENTIAL),
     "resource_exhausted": Code(429),  # also sent with a 402, when prepaid credit has run out
     "too_many_requests": Code(429),
     "invalid_argument": Code(400),
     "failed_precondition": Code(400),
     "out_of_range": Code(400),
-    "unauthenticated": Code(401),
+    "unauthenticated": Code(401, CREDENTIAL),
     "permission_denied": Code(403),
     "not_found": Code(404),
     "aborted": Code(409),
@@ -158,15 +174,15 @@ _BEDROCK = {
     "serviceunavailableexception": Code(503),
     "validationexception": Code(400),
     "resourcenotfoundexception": Code(404),
-    "accessdeniedexception": Code(403, CREDENTIAL),
+    "accessdeniedexception": Code(403),  # mostly to one model
     "expiredtokenexception": Code(403, CREDENTIAL),
-    "incompletesignature": Code(400, CREDENTIAL),
+    "incompletesignature": Code(400, DENIED),  # signatures are of one request
     "invalidclienttokenid": Code(403, CREDENTIAL),
-    "invalidsignatureexception": Code(403, CREDENTIAL),
-    "missingauthenticationtokenexception": Code(403, CREDENTIAL),
-    "notauthorized": Code(400, CREDENTIAL),
+    "invalidsignatureexception": Code(403, DENIED),
+    "missingauthenticationtokenexception": Code(403, DENIED),  # said of unknown paths, too
+    "notauthorized": Code(400, DENIED),
     "optinrequired": Code(403, CREDENTIAL),
-    "requestexpired": Code(400, CREDENTIAL),
+    "requestexpired": Code(400, DENIED),
     "unrecognizedclientexception": Code(403, CREDENTIAL),
 }
 
@@ -175,13 +191,20 @@ CODES: Mapping[str, Code] = {**_OPENAI, **_OPENROUTER, **_ANTHROPIC, **_GOOGLE, 
 # Names under which a provider files whatever it has no name for.
 _CATCH_ALL = frozenset(
     {
+        "accessdeniedexception",
         "bad_request",
         "badrequest",
         "badrequesterror",
+        "forbidden",
         "invalid_argument",
         "invalid_request",
         "invalid_request_error",
+        "payment_required",
+        "permission-denied",
+        "permission_denied",
+        "permission_error",
         "rate_limit_exceeded",
+        "the caller does not have permission to execute the specified operation",  # xAI's `code`
         "tokens",
         "validation",
         "validation_error",
@@ -190,6 +213,8 @@ _CATCH_ALL = frozenset(
 )
 
 _REJECTED = frozenset({400, 413, 422})
+_UNPAID = frozenset({402})
+_FORBIDDEN = frozenset({400, 401, 403})
 
 _PHRASES: Sequence[Phrase] = (
     *(
@@ -207,8 +232,27 @@ _PHRASES: Sequence[Phrase] = (
             "tokens + `max_new_tokens` must be",  # TGI
         )
     ),
-    Phrase("credit balance is too low", _REJECTED, CREDENTIAL, "billing_error"),  # Anthropic
-    Phrase("api usage limits", _REJECTED, CREDENTIAL, "billing_error"),  # Anthropic, a limit set by its owner
+    Phrase("your credit balance is too low", _REJECTED, CREDENTIAL, "billing_error"),  # Anthropic
+    # Anthropic, usage limits that the account's owner has set
+    Phrase("you have reached your specified", _REJECTED, CREDENTIAL, "billing_error"),
+    *(
+        Phrase(text, _FORBIDDEN, CREDENTIAL, "credential_refused")
+        for text in (
+            "this organization has been disabled",  # Anthropic
+            "your api key was reported as leaked",  # Gemini
+            "your project has been denied access",  # Gemini
+            "authentication failed: please make sure your api key is valid",  # Bedrock
+            "key limit exceeded",  # OpenRouter: what the key may spend in all
+            "your newly created team",  # xAI: has no credits yet
+        )
+    ),
+    *(
+        # OpenRouter: not for that many tokens of that model, with what is left; others may be cheap enough.
+        Phrase(text, _UNPAID, DENIED, "request_unaffordable")
+        for text in ("fewer max_tokens", "token capacity required", "prompt tokens limit exceeded")
+    ),
+    # OpenAI, to keys that may not do everything: "Missing scopes: ..."
+    Phrase("insufficient permissions for this operation", _FORBIDDEN, DENIED, "insufficient_permissions"),
     Phrase("content filtering policy", _REJECTED, CONTENT_FILTER, "content_filter"),  # Anthropic
     # OpenAI, Groq: more tokens than a whole minute allows, under the name of an ordinary rate limit.
     Phrase("request too large", frozenset({413, 429}), REFUSED, "request_too_large"),
@@ -226,4 +270,8 @@ def find_phrase(names: Sequence[str], status: int, message: str | None) -> Phras
     if not message or not all(name.lower() in _CATCH_ALL for name in names):
         return None
     text = message.lower()
-    return next((phrase for phrase in _PHRASES if status in phrase.statuses and phrase.text in text), None)
+    return next((phrase for phrase in _PHRASES if status in phrase.statuses and _says(text, phrase)), None)
+
+
+def _says(text: str, phrase: Phrase) -> bool:
+    return text.startswith(phrase.text) if phrase.meaning is CREDENTIAL else phrase.text in text

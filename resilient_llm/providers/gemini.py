@@ -9,7 +9,7 @@ from resilient_llm.location import locate
 from resilient_llm.message import JSONObject, Request
 from resilient_llm.profile import Profile
 from resilient_llm.providers.answer import Answer, EventKind, count, objects, written
-from resilient_llm.providers.base import BaseDialect, Framing, stored, text
+from resilient_llm.providers.base import BaseDialect, Framing, asked, stored, text
 
 __all__ = ["GEMINI", "GeminiDialect"]
 
@@ -71,7 +71,7 @@ class GeminiDialect(BaseDialect):
                 provider=provider,
                 operation="generate_content",
                 model=text(body.get("model")) or text(body.get("agent")),
-                stream=body.get("stream") is True,
+                stream=asked(body.get("stream")),
                 repeat_safe=not stored(body),
             )
         resource, _, name = location.path.rpartition(":")
@@ -129,7 +129,7 @@ def _read_response(body: JSONObject, answer: Answer) -> bool:
     feedback = body.get("promptFeedback")
     if isinstance(feedback, dict) and not body.get("candidates"):
         reason = feedback.get("blockReason")
-        if reason:  # what other providers answer with a 400
+        if reason:  # what other providers answer with a 400; here an SDK looks into the answer for it
             answer.problem = {"code": "content_filter", "message": f"the prompt was blocked: {reason}"}
     said = False
     for candidate in objects(body.get("candidates")):

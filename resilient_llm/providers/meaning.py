@@ -14,6 +14,7 @@ __all__ = [
     "CONTENT_FILTER",
     "CONTEXT_LENGTH",
     "CREDENTIAL",
+    "DENIED",
     "FAULT",
     "OVERLOADED",
     "REFUSED",
@@ -39,6 +40,9 @@ FAULT = Meaning(Verdict.FAILURE, Scope.TARGET, retryable=True)
 OVERLOADED = Meaning(Verdict.FAILURE, Scope.UPSTREAM, retryable=True)
 THROTTLED = Meaning(Verdict.THROTTLED, Scope.TARGET, retryable=True)
 CREDENTIAL = Meaning(Verdict.FATAL, Scope.CREDENTIAL)
+"""The key is of no use, whatever is asked with it: nothing that a caller's request can bring about by what it asks."""
+DENIED = Meaning(Verdict.FATAL, Scope.TARGET)
+"""The target does not do this for the key: not that model, file or number of tokens. The key is good for others."""
 CONTEXT_LENGTH = Meaning(Verdict.FATAL, Scope.TARGET, error_type=CONTEXT_LENGTH_EXCEEDED)
 CONTENT_FILTER = Meaning(Verdict.FATAL, Scope.REQUEST, error_type="content_filter")
 REFUSED = Meaning(Verdict.FATAL, Scope.REQUEST)
@@ -46,7 +50,7 @@ REFUSED = Meaning(Verdict.FATAL, Scope.REQUEST)
 _STATUSES = {
     401: CREDENTIAL,
     402: CREDENTIAL,
-    403: CREDENTIAL,
+    403: DENIED,  # by a firewall, for a model, for a file ...: of the key only where a name says so
     408: FAULT,
     409: FAULT,  # a lock that was not free in time
     425: FAULT,

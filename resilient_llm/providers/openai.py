@@ -18,7 +18,7 @@ from resilient_llm.message import JSONObject, Request
 from resilient_llm.profile import Profile
 from resilient_llm.providers import openai_answers
 from resilient_llm.providers.answer import Answer, EventKind
-from resilient_llm.providers.base import BaseDialect, kept_profile, stored, text
+from resilient_llm.providers.base import BaseDialect, asked, kept_profile, stored, text
 
 __all__ = ["OPENAI", "OpenAIDialect", "error_body"]
 
@@ -89,7 +89,7 @@ class OpenAIDialect(BaseDialect):
         body = request.json
         provider = location.provider or self.provider
         model = text(body.get("model")) or _deployment(location.path)
-        stream = body.get("stream") is True and route.operation != "embeddings"
+        stream = asked(body.get("stream")) and route.operation != "embeddings"
         repeat_safe = route.repeat_safe and not stored(body) and body.get("conversation") is None
         resumable = route is _CHAT and body.get("messages") is not None and body.get("n") in (None, 1)
         # The SDK renews a caller's key for each step of its tool runners, which suggests that the API

@@ -209,7 +209,7 @@ def _read_response(response: JSONObject, answer: Answer) -> None:
     answer.begin()
     status = response.get("status")
     details = response.get("incomplete_details")
-    if status == "failed":
+    if status == "failed" and response.get("background") is not True:  # or a job's end, and not this call's
         error = response.get("error")
         answer.problem = error if isinstance(error, dict) else {"message": "the response failed"}
     elif status in ("completed", "incomplete"):

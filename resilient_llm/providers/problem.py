@@ -6,6 +6,7 @@ names in it mean is told in `codes`, and the bytes themselves are forwarded as t
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias, cast
@@ -47,7 +48,10 @@ def parse(body: bytes | None) -> object:
     if not body:
         return None
     try:
-        return parse_json(body)
+        try:
+            return parse_json(body)
+        except UnicodeDecodeError:  # in some text; whoever it is for may be less strict
+            return json.loads(body.decode("utf-8", "replace"))
     except (ValueError, RecursionError):
         return None
 

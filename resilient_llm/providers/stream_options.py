@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from resilient_llm.location import locate
 from resilient_llm.message import Request
+from resilient_llm.providers.base import asked
 
 __all__ = ["asks_for_usage", "with_usage"]
 
@@ -18,7 +19,7 @@ __all__ = ["asks_for_usage", "with_usage"]
 def asks_for_usage(request: Request) -> bool:
     """Tell whether a request asks for the usage of its stream."""
     options = request.json.get("stream_options")
-    return isinstance(options, Mapping) and options.get("include_usage") is True
+    return isinstance(options, Mapping) and asked(options.get("include_usage"))
 
 
 def with_usage(request: Request) -> Request:

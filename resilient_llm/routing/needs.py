@@ -12,6 +12,7 @@ from weakref import ref
 
 from resilient_llm.policies.tokens import estimate_once, prompt_tokens
 from resilient_llm.providers import dialect_for
+from resilient_llm.providers.base import asked
 from resilient_llm.routing.features import features_of
 from resilient_llm.routing.prefix import prefix_hash
 
@@ -94,7 +95,7 @@ class Needs:
 
 
 def _capabilities(body: Mapping[str, object]) -> Iterator[str]:
-    if body.get("stream") is True:
+    if asked(body.get("stream")):
         yield "streaming"
     shape = body.get("response_format")
     if isinstance(shape, Mapping) and shape.get("type") == "json_schema":

@@ -15,8 +15,9 @@ from urllib.parse import urlsplit
 from resilient_llm.core.json_member import with_member
 from resilient_llm.core.multipart import with_field
 from resilient_llm.providers import dialect_for
-from resilient_llm.routing.address import address_at, provider_of, query_at, unsuitable
+from resilient_llm.routing.address import address_at, provider_of, unsuitable
 from resilient_llm.routing.header_rules import HeaderRules
+from resilient_llm.routing.query import query_at
 
 if TYPE_CHECKING:
     from resilient_llm.message import Headers, Request
@@ -34,7 +35,7 @@ _EACH_MODEL = re.compile(rb'((?<!\\)"model"[ \t\n\r]*:[ \t\n\r]*)"models/[^"\\]*
 def rewrite(request: Request, target: Target, secret: str | None) -> Request:
     """Give the request as it goes to a target, with `secret` to open it; the same one when nothing changes.
 
-    The URL is the target's, with the route that the caller's own ends in. Credentials of the caller (headers,
+    The URL is the target's, with what the caller asks for below its own base URL. Credentials of the caller (headers,
     cookies, keys in the query) stay behind when the request goes to another origin, and whenever there is a `secret`.
     The model is replaced where it stands: in the path, in the body's JSON, in a field of a multipart form. A body
     that can be read only once is left as it is (see `keeps_model`).
@@ -55,7 +56,7 @@ def rewrite(request: Request, target: Target, secret: str | None) -> Request:
     if mark or plan.versioned:
         query = query.partition("#")[0]
         if strip or target.url is not None:
-            query = query_at(query, strip=strip, api_version=target.api_version, versioned=address.versioned)
+            query = query_at(query, address, strip=strip, api_version=target.api_version)
         where = f"{where}?{query}" if query else where
     body = None if target.model is None else _body(request, target, dialect)
     kind = (strip, secret is not None, body is not None)

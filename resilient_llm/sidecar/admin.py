@@ -77,8 +77,8 @@ class Admin:
         if path in ("/healthz", "/readyz"):
             if method != "GET":
                 return 405, [*TEXT, (b"allow", b"GET, HEAD")], b"Not by this method.\n"
-            draining = path == "/readyz" and self._desk.draining
-            return (503, TEXT, b"draining\n") if draining else (200, TEXT, b"ok\n")
+            why = self._desk.not_ready if path == "/readyz" else None
+            return (200, TEXT, b"ok\n") if why is None else (503, TEXT, f"{why}\n".encode())
         if (refused := self._refusal(scope["headers"])) is not None:
             return refused
         if path == OPENAPI:

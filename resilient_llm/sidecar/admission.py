@@ -31,7 +31,7 @@ def admission(config: Config, parts: Parts, store: RedisStore | None) -> list[Po
     if own := {name: tenant.bulkhead for name, tenant in config.tenants.items() if tenant.bulkhead}:
         bulkheads: dict[str, Policy] = {}
         for name, bulkhead in own.items():
-            with at("tenants", name, "bulkhead"):
+            with at("tenants", name, "bulkhead", given=bulkhead):
                 options: dict[str, Any] = bulkhead.model_dump()
                 bulkheads[name] = parts.keep(
                     f"bulkhead.{name}",
@@ -40,7 +40,7 @@ def admission(config: Config, parts: Parts, store: RedisStore | None) -> list[Po
                 )
         policies.append(ByTenant(own=bulkheads, name="bulkheads"))
     if config.bulkhead.enabled:
-        with at("bulkhead"):
+        with at("bulkhead", given=config.bulkhead):
             common: dict[str, Any] = config.bulkhead.model_dump(exclude_none=True, exclude={"enabled"})
             if config.bulkhead.shared is not None:
                 common["weights"] = weights
@@ -63,7 +63,7 @@ def _quotas(config: Config, parts: Parts, store: RedisStore | None) -> ByTenant 
     rates: dict[str, Any] = {} if store is None else {"store": store}
     own: dict[str, Policy] = {}
     for name, quota in found.items():
-        with at("tenants", name, "quota"):
+        with at("tenants", name, "quota", given=quota):
             own[name] = parts.keep(
                 f"quota.{name}",
                 (quota, config.store),
@@ -71,7 +71,7 @@ def _quotas(config: Config, parts: Parts, store: RedisStore | None) -> ByTenant 
             )
     others: Policy | None = None
     if config.quota is not None:
-        with at("quota"):
+        with at("quota", given=config.quota):
             given: dict[str, Any] = config.quota.given()
             others = parts.keep(
                 "quota", (config.quota, config.store), lambda: RateLimit(name="quota", **given, **rates)
@@ -94,5 +94,5 @@ def _budget(config: Config, parts: Parts, store: RedisStore | None) -> Budget | 
     if not allowances:
         return None
     ledger = parts.keep("ledger", None, MemoryLedger) if store is None else store.ledger
-    with at("budget"):
+    with at("budget", given=config.budget):
         return Budget(**allowances, ledger=ledger, **common)

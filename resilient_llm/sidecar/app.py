@@ -7,6 +7,7 @@ the server's.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import anyio
@@ -53,6 +54,16 @@ class Sidecar:
         self._retired: list[Setup] = []
         self.draining = False
         """Whether it is about to stop, and should get no new requests."""
+
+    @property
+    def running(self) -> int:
+        """Count the requests that are being answered, also those that began before a reload."""
+        return sum(setup.running for setup in (self.setup, *self._retired))
+
+    @property
+    def retired(self) -> Sequence[Setup]:
+        """Give the setups that were replaced, and under which something still runs."""
+        return self._retired
 
     async def reload(self, config: Config) -> None:
         """Answer from now on as another configuration says; what is under way ends as it began.
@@ -120,6 +131,8 @@ class Sidecar:
             connection = connection_of(scope)
             if connection is not None and connection.rejection is not None:
                 entry.turned_away(connection.rejection)
+                if entry.call is None:
+                    setup.count_refusal(connection.rejection.code)
         if self.recent is not None:
             self.recent.add(entry)
         if setup.config.server.access_log:

@@ -12,6 +12,7 @@ import re
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
+from urllib.parse import unquote_to_bytes
 
 import anyio
 from starlette.types import Scope
@@ -22,6 +23,7 @@ from resilient_llm.core.json_member import with_member
 from resilient_llm.message import DIGESTS, Request
 from resilient_llm.policies.deadline import read_seconds
 from resilient_llm.providers import dialect_for
+from resilient_llm.routing.address import AT_TARGET
 from resilient_llm.sidecar.auth import MIN_KEY, keys_in
 from resilient_llm.sidecar.headers import for_provider
 from resilient_llm.sidecar.inbound import safe_path, safe_query
@@ -61,7 +63,7 @@ _ORIGIN = f"http://{_HOST.decode()}"
 _JSON = re.compile(rb"json\b", re.IGNORECASE)
 _KEPT = 1024 * 1024
 """Bytes of a body that are read before anything is sent, so that it may be sent again."""
-_SEGMENT = re.compile(rb"[^/]{%d,}" % MIN_KEY)
+_SEGMENT = re.compile(rb"%%2[Ff]|(?:(?!%%2[Ff])[^/]){%d,}" % MIN_KEY)
 _NAMING = frozenset({"model", "models"})
 _OF_THE_BYTES = DIGESTS | {b"content-length"}
 
@@ -157,8 +159,11 @@ class Asked:
     def _head(self, path: str, size: int | None, target: str | None) -> tuple[str, Headers]:
         """Give where a request goes on to, and with what headers, `size` being the length of its body."""
         query = safe_query(self._scope["query_string"])
+        if len(query) >= MIN_KEY:
+            query = self._without_keys_in(query)
+        origin = _ORIGIN
         if target is not None:
-            path = f"/{path[len(target) + 2 :]}"
+            origin, path = AT_TARGET, path[len(target) + 1 :]
         headers = for_provider(self._headers, self._first, _HOST, size)
         if b"content-encoding" in self._first:  # it has been undone
             headers = [
@@ -170,7 +175,18 @@ class Asked:
         ascii_ = len(first) == len(self._headers) and b"".join(first.values()).isascii()
         if not ascii_ and not all(_is_utf8(value) for _name, value in headers):
             raise RefusedError(400, "invalid_header", "A header of the request is not UTF-8.")
-        return f"{_ORIGIN}{path}?{query}" if query else f"{_ORIGIN}{path}", headers
+        return f"{origin}{path}?{query}" if query else f"{origin}{path}", headers
+
+    def _without_keys_in(self, query: str) -> str:
+        """Give the query without what has a key of the client's, or a tenant's, for a value, whatever it is called."""
+        keys = self._long_keys()
+
+        def has_key(part: str) -> bool:
+            name, equals, value = part.partition("=")
+            shown = unquote_to_bytes((value if equals else name).replace("+", " "))
+            return self._setup.keys.has(shown) or any(key in shown for key in keys)
+
+        return "&".join([part for part in query.split("&") if not has_key(part)])
 
     def model(self, request: Request) -> str:
         """Give the model that a body asks for."""

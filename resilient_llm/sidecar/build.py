@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from resilient_llm.asgi.rate_limit_headers import rate_limit_headers
 from resilient_llm.client import ClientDoor
-from resilient_llm.policies import CircuitBreaker
+from resilient_llm.errors import ConfigurationError
+from resilient_llm.policies import CircuitBreaker, Hedge, Retry, Stream
+from resilient_llm.policies._store_names import claimed_anew
 from resilient_llm.routing import Canary, Router
 from resilient_llm.routing.balancers import (
     Cheapest,
@@ -35,6 +37,7 @@ from resilient_llm.sidecar.targets import Targets
 
 if TYPE_CHECKING:
     from resilient_llm.asgi.rate_limit_headers import HeadersOf
+    from resilient_llm.call import Policy
     from resilient_llm.routing.balancers import Balancer
     from resilient_llm.sidecar.config import Config
     from resilient_llm.sidecar.engine import Engine
@@ -48,6 +51,13 @@ _MIN_SECRET = 8
 
 ANY = "any"
 """What a router calls the model of calls for whatever they ask for, where no models are declared."""
+
+_MINDING: Mapping[type[Stream | Retry | Hedge], tuple[str, ...]] = {
+    Stream: ("stream", "resume"),
+    Retry: ("retry",),
+    Hedge: ("hedge",),
+}
+"""Policies that cannot stand among every other, and what is said of them."""
 
 _BALANCERS: Mapping[str, type[Balancer]] = {
     balancer.strategy: balancer
@@ -83,6 +93,7 @@ class Setup:
     secrets: Secrets
     """The providers' keys there were when it was made, for leaving them out."""
     store: RedisStore | None
+    telemetry: Telemetry | None
     parts: Parts
     running: int = 0
     """Requests that are being answered under it."""
@@ -100,6 +111,11 @@ class Setup:
             policies = [quota.policy_of(tenant) for quota in self.quotas]
             self._limits[name] = rate_limit_headers(policies)
         return self._limits[name]
+
+    def count_refusal(self, code: str) -> None:
+        """Count a request that was refused before it was a call: calls are counted by their own end."""
+        if self.telemetry is not None:
+            self.telemetry.request_refused(code)
 
     @property
     def models(self) -> list[str]:
@@ -129,6 +145,19 @@ def build(
     parts = Parts(None if previous is None else previous.parts)
     keys = TenantKeys(key_hashes(config, environ))
     store = _store(config, parts, environ)
+    with claimed_anew(store):
+        return _build(config, engine, parts, keys, store, telemetry, previous)
+
+
+def _build(  # noqa: PLR0917 - in the order in which they are made
+    config: Config,
+    engine: Engine,
+    parts: Parts,
+    keys: TenantKeys,
+    store: RedisStore | None,
+    telemetry: Telemetry | None,
+    previous: Setup | None,
+) -> Setup:
     targets = Targets(config, parts, store)
     router = _router(config, targets)
     alone = {
@@ -138,13 +167,14 @@ def build(
     }
     before = admission(config, parts, store)
     rollouts = canaries(config, parts)
-    inner = [*middle(config, parts, store), *rollouts.values()]
+    policies = [*before, *middle(config, parts, store), *rollouts.values(), *replays(config), router]
+    _check_together(policies)
     with at():
         door = ClientDoor(
             engine,
             synthesise=engine.synthesise,
             errors=engine.errors,
-            policies=[*before, *inner, *replays(config), router],
+            policies=policies,
             redirects="fail",
             name="sidecar",
             telemetry=telemetry,
@@ -183,8 +213,18 @@ def build(
             if len(secret := target.secret(index)) >= _MIN_SECRET
         ),
         store=store,
+        telemetry=telemetry,
         parts=parts,
     )
+
+
+def _check_together(policies: Sequence[Policy]) -> None:
+    """Have those that mind what stands around them say so, each as of its own table."""
+    for policy in policies:
+        for kind, place in _MINDING.items():
+            if isinstance(policy, kind):
+                with at(*place):
+                    policy.check(policies)
 
 
 def _store(config: Config, parts: Parts, environ: Mapping[str, str]) -> RedisStore | None:
@@ -198,10 +238,17 @@ def _store(config: Config, parts: Parts, environ: Mapping[str, str]) -> RedisSto
     from resilient_llm.stores import RedisStore  # noqa: PLC0415 - an extra, and slow to load
 
     given: dict[str, Any] = options.model_dump(include={"prefix", "timeout", "lease"}, exclude_none=True)
-    with at("store"):
-        return parts.keep(
-            "store", (options, url), lambda: RedisStore(url, on_store_error=options.on_error, **given)
-        )
+    with at("store", given=options):
+        try:
+            return parts.keep(
+                "store", (options, url), lambda: RedisStore(url, on_store_error=options.on_error, **given)
+            )
+        except ConfigurationError as error:
+            of_url, _, why = str(error).partition(": ")
+            if not of_url.startswith("server="):
+                raise
+            message = f"the URL in the environment variable {options.redis_env} is none: {why}"
+            raise ConfigError([Problem(("store", "redis_env"), message)]) from error
 
 
 def _router(config: Config, targets: Targets) -> Router:
@@ -213,7 +260,7 @@ def _router(config: Config, targets: Targets) -> Router:
     given: dict[str, Any] = options.given()
     for name in ("default", "balancer"):
         given.pop(name, None)
-    with at("routing"):
+    with at("routing", given=options):
         return Router(
             models,
             fallbacks={name: model.fallbacks for name, model in config.models.items() if model.fallbacks},

@@ -29,7 +29,7 @@ def middle(config: Config, parts: Parts, store: RedisStore | None) -> list[Polic
         given: dict[str, Any] = config.cache.given()
         if store is not None and config.store is not None and "cache" in config.store.share:
             given["store"] = store.replies
-        with at("cache"):
+        with at("cache", given=config.cache):
             # What answers must be the same, too: a reply of another model is none.
             same = (config.cache, config.store, config.targets, config.models, config.tiers, config.canary)
             policies.append(parts.keep("cache", same, lambda: Cache(**given)))
@@ -51,12 +51,12 @@ def canaries(config: Config, parts: Parts) -> dict[str, Canary]:
     """Make the canaries; each goes on where it was while it, and the models that it is about, are the same."""
     found: dict[str, Canary] = {}
     for name, canary in config.canary.items():
-        with at("canary", name, keys=type(canary).model_fields):
+        with at("canary", name, given=canary):
             given: dict[str, Any] = canary.given()
             if canary.key is not None:
                 given["key"] = canary.key[0] if len(canary.key) == 1 else tuple(canary.key)
             if "slo" in given:
-                with at("canary", name, "slo"):
+                with at("canary", name, "slo", given=canary.slo):
                     given["slo"] = SLO(**given["slo"])
             found[name] = parts.keep(
                 f"canary.{name}",
@@ -71,16 +71,17 @@ def replays(config: Config, *, alone: bool = False) -> list[Policy]:
     streams: dict[str, Any] = config.stream.given()
     if alone:
         streams = {name: value for name, value in streams.items() if name not in ("resume", "prefill")}
-    with at("stream"):
+    with at("stream", given=config.stream):
         policies: list[Policy] = [Stream(**streams)]
     if config.retry.enabled:
         retries: dict[str, Any] = config.retry.given()
-        with at("retry"):
-            if "backoff" in retries:
+        if "backoff" in retries:
+            with at("retry", "backoff", given=config.retry.backoff):
                 retries["backoff"] = Backoff(**retries["backoff"])
+        with at("retry", given=config.retry):
             policies.append(Retry(**retries))
     if config.hedge is not None and not alone:
         hedges: dict[str, Any] = config.hedge.given()
-        with at("hedge"):
+        with at("hedge", given=config.hedge):
             policies.append(Hedge(**hedges))
     return policies

@@ -21,7 +21,7 @@ from resilient_llm.streams import BufferedStream, LibraryErrors
 if TYPE_CHECKING:
     from resilient_llm.sidecar.tables import TLS
 
-__all__ = ["built", "check", "notes"]
+__all__ = ["Nowhere", "built", "check", "notes"]
 
 
 def check(path: Path, environ: Mapping[str, str] | None) -> str:
@@ -47,8 +47,13 @@ def check(path: Path, environ: Mapping[str, str] | None) -> str:
     return "\n".join(lines)
 
 
-def built(config: Config, path: Path, environ: Mapping[str, str] | None) -> Setup:
-    """Make everything of a configuration that came from a file, for nobody to use. Raises `ConfigError`."""
+def built(
+    config: Config, path: Path, environ: Mapping[str, str] | None, *, previous: Setup | None = None
+) -> Setup:
+    """Make everything of a configuration that came from a file, for nobody to use; in the place of `previous`.
+
+    Raises `ConfigError`.
+    """
     placeholders: dict[str, str] = {}
     if environ is None:
         environ = placeholders = {name: f"placeholder-{name}" for name in _variables(config)}
@@ -66,7 +71,7 @@ def built(config: Config, path: Path, environ: Mapping[str, str] | None) -> Setu
         if tls is not None and tls.key_password_env not in placeholders:
             Certificates(listener, tls, path.parent, environ)
     try:
-        return build(config, _Nowhere(), environ=environ)
+        return build(config, Nowhere(), previous=previous, environ=environ)
     except ConfigurationError as error:
         raise error if isinstance(error, ConfigError) else ConfigError([Problem((), str(error))]) from error
 
@@ -112,15 +117,17 @@ def _variables(config: Config) -> Iterator[str]:
             yield tls.key_password_env
 
 
-class _Nowhere:
-    """Stands where what sends requests would."""
+class Nowhere:
+    """Stand where what sends requests would. Satisfies `Engine`."""
 
     errors = LibraryErrors(timed_out=TimeoutError, broken=ConnectionError)
 
     async def __call__(self, request: Request) -> Reply:
+        """Raise `ConnectionError`."""
         raise ConnectionError(request.method)
 
     def synthesise(self, status: int, headers: Headers, body: bytes) -> Reply:
+        """Make a reply that no provider gave."""
         return Reply(status, headers, BufferedStream([body]), complete=True)
 
     async def aclose(self) -> None:

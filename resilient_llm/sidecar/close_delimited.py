@@ -5,6 +5,10 @@ uvicorn sends chunks to whoever asks. nginx, for one, asks by HTTP/1.0 unless it
 
 from __future__ import annotations
 
+import asyncio
+import socket
+import struct
+
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
@@ -30,6 +34,19 @@ def close_delimited(app: ASGIApp) -> ASGIApp:
                 cycle.expected_content_length = len(message.get("body", b""))
             await send(message)
 
-        await app(scope, receive, sending)
+        try:
+            await app(scope, receive, sending)
+        except BaseException:
+            if cycle.response_started and not (sized or cycle.response_complete):
+                _reset(cycle.transport)
+            raise
 
     return answer
+
+
+def _reset(transport: asyncio.Transport) -> None:
+    """Break a connection off so that nobody takes it for the end of a reply."""
+    sock = transport.get_extra_info("socket")
+    if sock is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    transport.abort()

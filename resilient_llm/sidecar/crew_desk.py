@@ -9,81 +9,29 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
-import re
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from resilient_llm.sidecar.check import built, notes
-from resilient_llm.sidecar.config import Config, located, parse
+from resilient_llm.sidecar.check import notes
+from resilient_llm.sidecar.config import located
 from resilient_llm.sidecar.desk import JSON, TEXT, Answer
 from resilient_llm.sidecar.merged import one_health, one_text
 from resilient_llm.sidecar.problems import ConfigError
-from resilient_llm.sidecar.reload import Reloaded, after_restart, read
-from resilient_llm.sidecar.tls import keep, renew
+from resilient_llm.sidecar.reload import Reloaded, after_restart
+from resilient_llm.sidecar.tls import renew
 from resilient_llm.sidecar.ui import SNAPSHOT, merge
 
 if TYPE_CHECKING:
     from resilient_llm.sidecar.crew import Crew
-    from resilient_llm.sidecar.tls import Certificates, Kept
+    from resilient_llm.sidecar.orders import Orders
+    from resilient_llm.sidecar.tls import Certificates
     from resilient_llm.sidecar.worker_handle import WorkerHandle
 
-__all__ = ["CrewDesk", "Orders"]
+__all__ = ["CrewDesk"]
 
 logger = logging.getLogger("resilient_llm")
 
-
-class Orders:
-    """Hold what a worker is told when it starts: the configuration, and what was changed by hand since.
-
-    And what its listener shows: that is what the others show, also where their files are broken now.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.text, self.config, self._tls = self.checked()
-        self._started_with = self.config
-        self._changes: dict[str, dict[str, str]] = {}
-
-    def checked(self) -> tuple[bytes, Config, Kept | None]:
-        """Read the file, and make sure that it would work. Raises `ConfigError`."""
-        with located(self.path):
-            text = read(self.path)
-            config = parse(text, file=str(self.path))
-            built(config, self.path, os.environ)
-            tls = keep("server", config, self.path)
-        return text, config, tls
-
-    def take(self, text: bytes, config: Config, tls: Kept | None) -> None:
-        """Go by another configuration; weights that were set by hand end with it."""
-        self.text, self.config = text, config
-        if "server.tls" not in after_restart(self._started_with, config):
-            self._tls = tls
-        self._changes = {
-            path: change for path, change in self._changes.items() if not path.startswith("/admin/targets/")
-        }
-
-    def note(self, path: str, body: str) -> Callable[[], None]:
-        """Remember a change by hand, in the place of an earlier one of the same thing; gives what takes that back."""
-        of, before = re.sub("/(isolate|close)$", "", path), dict(self._changes)
-        self._changes.pop(of, None)
-        if not path.endswith("/close"):
-            self._changes[of] = {"path": path, "body": body}
-
-        def take_back() -> None:
-            self._changes = before
-
-        return take_back
-
-    def first(self) -> Mapping[str, object]:
-        """Give the message that a worker begins with."""
-        return {
-            "path": str(self.path),
-            "text": self.text.decode(),
-            "tls": self._tls,
-            "changes": list(self._changes.values()),
-        }
+_NOBODY: Answer = (503, TEXT, b"No worker answers.\n")
 
 
 class CrewDesk:
@@ -98,9 +46,11 @@ class CrewDesk:
         self._one_by_one = asyncio.Lock()
 
     @property
-    def draining(self) -> bool:
-        """Tell whether it is about to stop, or nobody serves."""
-        return self._crew.draining or not self._crew.workers
+    def not_ready(self) -> str | None:
+        """Say why it should get no new requests; `None` where somebody serves who has not fallen silent."""
+        if self._crew.draining:
+            return "draining"
+        return None if any(not worker.is_silent for worker in self._crew.workers) else "no worker serves"
 
     async def answer(self, method: str, path: str, body: bytes) -> Answer:
         """Answer one request."""
@@ -108,21 +58,26 @@ class CrewDesk:
             return await self._answer_reload()
         if not self._crew.workers:
             return 503, TEXT, b"No worker serves.\n"
-        if method == "POST":
-            async with self._one_by_one:
-                text = body.decode("utf-8", "replace")
-                take_back = self._orders.note(path, text)  # first: a worker may begin meanwhile
-                asked = await self._ask(method, path, text)
-                if any(answer is not None and answer[0] != 200 for _, answer in asked):
-                    take_back()
-                self._part_with([worker for worker, answer in asked if answer is None])
-        else:
-            asked = await self._ask(method, path, "")
-        given = [(worker, answer) for worker, answer in asked if answer is not None]
+        if method == "POST" and (changed := await self._change(path, body)) is not None:
+            return changed
+        given = _given(await self._ask(method, path))
         if not given:
-            return 503, TEXT, b"No worker answers.\n"
+            return _NOBODY
         worst = max((answer for _, answer in given), key=lambda answer: answer[0])
-        return worst if method == "POST" or worst[0] != 200 else self._as_one(path, given)
+        return worst if worst[0] != 200 else self._as_one(path, given)
+
+    async def _change(self, path: str, body: bytes) -> Answer | None:
+        """Change something by hand in all workers; `None` for a path that is no change's."""
+        async with self._one_by_one:
+            done = self._orders.change(path, body)  # first: a worker may begin meanwhile
+            if done is None or done[0] != 200:
+                return done
+            asked = await self._ask("POST", path, body.decode("utf-8", "replace"))
+            given = [(worker, answer) for worker, answer in _given(asked) if answer[0] == 200]
+            self._orders.follow(path, [answer[2] for _, answer in given])
+            did = [worker for worker, _ in given]
+            self._part_with([worker for worker, _ in asked if worker not in did])
+        return given[0][1] if given else _NOBODY
 
     def _as_one(self, path: str, given: list[tuple[WorkerHandle, Answer]]) -> Answer:
         """Make one answer of those of all workers."""
@@ -139,7 +94,7 @@ class CrewDesk:
 
     def _health(self, given: list[tuple[WorkerHandle, Answer]]) -> Mapping[str, object]:
         reports = {worker.number: json.loads(answer[2]) for worker, answer in given}
-        pids = {worker.number: worker.pid for worker, _ in given}
+        pids = {worker.number: worker.pid for worker in self._crew.workers}
         workers = [
             {
                 "worker": number,
@@ -167,21 +122,21 @@ class CrewDesk:
         """Have all workers go by what the file says now. Raises `ConfigError`, and all is as it was."""
         async with self._one_by_one:
             try:
-                text, config, kept = self._orders.checked()
+                checked = self._orders.checked()
                 with located(self._orders.path):
-                    show = renew(self._tls, config)
+                    show = renew(self._tls, checked.config)
             except ConfigError as error:
                 self._last.error = str(error)
                 logger.error("the configuration was not reloaded: %s", error)  # noqa: TRY400 - it is the user's
                 raise
-            self._orders.take(text, config, kept)
+            self._orders.take(checked)
             show()
-            asked = await self._ask("POST", "/admin/reload", text.decode())
+            asked = await self._ask("POST", "/admin/reload", checked.text.decode())
             failed = [worker for worker, answer in asked if answer is None or answer[0] != 200]
             self._part_with(failed)
         self._last.error = None
         self._last.count += 1
-        self._last.after_restart = after_restart(self._started_with, config)
+        self._last.after_restart = after_restart(self._started_with, checked.config)
         fields = {"after_restart": self._last.after_restart, "workers": len(asked) - len(failed)}
         logger.info("the configuration was reloaded", extra={"fields": fields})
         self.warn()
@@ -202,7 +157,7 @@ class CrewDesk:
                 logger.error("a worker did not do as it was told, and is ended", extra={"fields": fields})
                 worker.kill()
 
-    async def _ask(self, method: str, path: str, body: str) -> list[tuple[WorkerHandle, Answer | None]]:
+    async def _ask(self, method: str, path: str, body: str = "") -> list[tuple[WorkerHandle, Answer | None]]:
         """Ask all that serve now; who is gone, or hangs, has no answer."""
         workers = self._crew.workers
         if method == "POST":
@@ -210,3 +165,7 @@ class CrewDesk:
                 await beginner.tell(method, path, body)
         answers = await asyncio.gather(*[worker.ask(method, path, body) for worker in workers])
         return list(zip(workers, answers, strict=True))
+
+
+def _given(asked: list[tuple[WorkerHandle, Answer | None]]) -> list[tuple[WorkerHandle, Answer]]:
+    return [(worker, answer) for worker, answer in asked if answer is not None]

@@ -5,17 +5,22 @@ Where they end, connections are closed without a word, and providers cannot be r
 
 from __future__ import annotations
 
+import errno
 from contextlib import suppress
 
-__all__ = ["room_for_connections"]
+__all__ = ["LEAST", "room_for_connections"]
 
 _MOST = 65_536
+_BESIDES = 32
+"""For what a process has besides: the event loop, listeners, the log, a store, and connections of operators."""
+LEAST = 64
+"""With fewer files it is not worth beginning."""
 
 
 def room_for_connections() -> int | None:
-    """Raise the limit of open files as far as that is allowed, and give half of it; `None` where there is none.
+    """Raise the limit of open files as far as that is allowed, and give half of the clients' part; `None` without one.
 
-    Each client's connection may need another one, to a provider.
+    Each client's connection may need another one, to a provider. Raises `OSError` where there are too few for anything.
     """
     try:
         import resource  # noqa: PLC0415 - not on Windows
@@ -27,4 +32,10 @@ def room_for_connections() -> int | None:
         with suppress(ValueError, OSError):  # a system may have a limit besides
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
             soft = wanted
-    return None if soft == resource.RLIM_INFINITY else max(1, soft // 2)
+    if soft == resource.RLIM_INFINITY:
+        return None
+    if soft < LEAST:
+        raise OSError(
+            errno.EMFILE, f"the process may open {soft} files (ulimit -n), and needs {LEAST} at least"
+        )
+    return (soft - _BESIDES) // 2

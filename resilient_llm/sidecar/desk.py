@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from resilient_llm.message import Headers
 from resilient_llm.policies import Bulkhead
 from resilient_llm.sidecar import by_hand
+from resilient_llm.sidecar.merged import one_routing
 from resilient_llm.sidecar.problems import ConfigError
 from resilient_llm.sidecar.ui.snapshot import SNAPSHOT, snapshot
 
 if TYPE_CHECKING:
     from resilient_llm.sidecar.app import Sidecar
+    from resilient_llm.sidecar.build import Setup
     from resilient_llm.sidecar.observability import Metrics
     from resilient_llm.sidecar.reload import Reloader
 
-__all__ = ["JSON", "TEXT", "Answer", "Desk", "OneProcess"]
+__all__ = ["JSON", "TEXT", "Answer", "Desk", "OneProcess", "change"]
 
 TEXT: Headers = [(b"content-type", b"text/plain; charset=utf-8")]
 JSON: Headers = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
@@ -40,8 +42,8 @@ class Desk(Protocol):
     """Answer operators, whoever they turned out to be allowed to be."""
 
     @property
-    def draining(self) -> bool:
-        """Tell whether what they operate is about to stop."""
+    def not_ready(self) -> str | None:
+        """Say why what they operate should get no new requests; `None` where it should."""
         ...
 
     async def answer(self, method: str, path: str, body: bytes) -> Answer:
@@ -72,19 +74,20 @@ class OneProcess:
         }
 
     @property
-    def draining(self) -> bool:
-        """Tell whether it is about to stop."""
-        return self._sidecar.draining
+    def not_ready(self) -> str | None:
+        """Say why it should get no new requests; `None` where it should."""
+        return "draining" if self._sidecar.draining else None
 
     async def answer(self, method: str, path: str, body: bytes) -> Answer:
         """Answer a request of somebody who may ask."""
         route = self._routes.get((method, path))
         if route is not None:
             return await route()
-        change = _CHANGES.fullmatch(path)
-        if change is not None and method == "POST":
-            return self._change(change, body)
-        allowed = [known for known, where in self._routes if where == path] or ["POST"] * (change is not None)
+        if method == "POST" and (done := change(self._sidecar.setup, path, body)) is not None:
+            return done
+        allowed = [known for known, where in self._routes if where == path]
+        if _CHANGES.fullmatch(path) is not None:
+            allowed = ["POST"]
         if allowed:
             return 405, [*TEXT, (b"allow", ", ".join(allowed).encode())], b"Not by this method.\n"
         return 404, TEXT, b"There is nothing here.\n"
@@ -97,20 +100,32 @@ class OneProcess:
 
     async def _health(self) -> Answer:
         setup, reload = self._sidecar.setup, self._reload
-        health: dict[str, object] = json.loads(setup.router.health().to_json())
+        routers = (setup.router, *setup.alone.values())
+        health = one_routing([json.loads(router.health().to_json()) for router in routers])
         health["draining"] = self._sidecar.draining
-        health["running"] = setup.running
-        bulkheads = [policy for policy in setup.door.pipeline.policies if isinstance(policy, Bulkhead)]
-        health["bulkheads"] = {
-            bulkhead.name: {"in_use": bulkhead.in_use(), "queued": bulkhead.queued()}
-            for bulkhead in bulkheads
-        }
+        health["running"] = self._sidecar.running
+        health["bulkheads"] = self._bulkheads()
         if setup.canaries:
             health["canaries"] = by_hand.canaries(setup)
         if reload is not None:
             last = reload.last
             health["reload"] = {"count": last.count, "error": last.error, "after_restart": last.after_restart}
         return 200, JSON, json.dumps(health).encode()
+
+    def _bulkheads(self) -> Mapping[str, Mapping[str, int]]:
+        """Say how full bulkheads are, those too that were replaced and are still passed by somebody."""
+        there = {
+            policy: None  # most are those of the setup before
+            for setup in (self._sidecar.setup, *self._sidecar.retired)
+            for policy in setup.door.pipeline.policies
+            if isinstance(policy, Bulkhead)
+        }
+        found: dict[str, dict[str, int]] = {}
+        for bulkhead in there:
+            one = found.setdefault(bulkhead.name, {"in_use": 0, "queued": 0})
+            one["in_use"] += bulkhead.in_use()
+            one["queued"] += bulkhead.queued()
+        return found
 
     async def _config(self) -> Answer:
         setup = self._sidecar.setup
@@ -134,18 +149,21 @@ class OneProcess:
             return 422, JSON, json.dumps({"reloaded": False, "error": str(error)}).encode()
         return 200, JSON, json.dumps({"reloaded": True, "after_restart": done.after_restart}).encode()
 
-    def _change(self, asked: re.Match[str], body: bytes) -> Answer:
-        """Change something by hand; the library logs it, and tells of it in traces."""
-        setup = self._sidecar.setup
-        done: Mapping[str, object]
-        try:
-            if (target := asked["target"]) is not None:
-                act = by_hand.isolate if asked["action"] == "isolate" else by_hand.restore
-                done = {asked["action"]: act(setup, target)}
-            elif (target := asked["weighed"]) is not None:
-                done = {"weight": by_hand.set_weight(setup, target, body)}
-            else:
-                done = by_hand.change_canary(setup, asked["canary"], body)
-        except by_hand.NotDoneError as error:
-            return error.status, JSON, json.dumps({"error": str(error)}).encode()
-        return 200, JSON, json.dumps(done).encode()
+
+def change(setup: Setup, path: str, body: bytes) -> Answer | None:
+    """Change something by hand, of which the library logs and traces tell; `None` for a path that is no change's."""
+    asked = _CHANGES.fullmatch(path)
+    if asked is None:
+        return None
+    done: Mapping[str, object]
+    try:
+        if (target := asked["target"]) is not None:
+            act = by_hand.isolate if asked["action"] == "isolate" else by_hand.restore
+            done = {asked["action"]: act(setup, target)}
+        elif (target := asked["weighed"]) is not None:
+            done = {"weight": by_hand.set_weight(setup, target, body)}
+        else:
+            done = by_hand.change_canary(setup, asked["canary"], body)
+    except by_hand.NotDoneError as error:
+        return error.status, JSON, json.dumps({"error": str(error)}).encode()
+    return 200, JSON, json.dumps(done).encode()

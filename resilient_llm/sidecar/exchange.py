@@ -287,6 +287,8 @@ class Exchange:
 
     async def _refuse(self, error: RefusedError) -> None:
         self._entry.refused(error.status, error.code)
+        if self._entry.call is None:
+            self._setup.count_refusal(error.code)
         size = self._first.get(b"content-length", b"")
         if len(size) > 5 or b"transfer-encoding" in self._first:  # more than is worth reading
             others = [one for one in error.headers if one[0] != b"connection"]

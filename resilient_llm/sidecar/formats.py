@@ -6,6 +6,7 @@ that of keys, which are not in the file.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import TypeVar
 from resilient_llm.message import has_controls
 from resilient_llm.sidecar.auth import MIN_KEY
 
-__all__ = ["fault_of_key", "headers", "http_url", "origins", "variables"]
+__all__ = ["fault_of_key", "headers", "host", "http_url", "origins", "variables"]
 
 _VARIABLE = re.compile(r"[A-Z_a-z][A-Za-z0-9_]*")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\sA-Z*]+")
@@ -22,6 +23,7 @@ _HTTP_URL = re.compile(
     r"https?://(?:\[[0-9A-Fa-f:.]+\]|[^/?#@\s:\[\]]+)(?::(?P<port>[0-9]{1,5}))?(?:/[^?#\s]*)?"
 )
 _LAST_PORT = 65_535
+_HOST_NAME = re.compile(r"(?=.{1,253}\.?$)(?:[A-Za-z0-9_-]{1,63}\.)*(?![0-9]+\.?$)[A-Za-z0-9_-]{1,63}\.?")
 _SECRET_HEADER = re.compile(
     r"(^|[-_])(authorization|cookie|api[-_]?key|token|secret|password)$", re.IGNORECASE
 )
@@ -47,6 +49,19 @@ def variables(names: _Names) -> _Names:
     if not all(_VARIABLE.fullmatch(name) for name in names):
         raise ValueError("the name of an environment variable is expected, not the secret itself")
     return names
+
+
+def host(given: str) -> str:
+    """Check what a socket is bound to: an address, or a name, of which the last part is no number (RFC 1123, 2.1)."""
+    try:
+        ipaddress.ip_address(given)
+    except ValueError:
+        if _HOST_NAME.fullmatch(given) is None:
+            raise ValueError(
+                "an address or a host's name is expected, without port or brackets, such as 127.0.0.1 or ::1; "
+                "all of IPv4 is 0.0.0.0"
+            ) from None
+    return given
 
 
 def origins(given: _Names) -> _Names:

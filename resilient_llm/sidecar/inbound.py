@@ -26,6 +26,8 @@ __all__ = ["ClientBody", "ClientGoneError", "read_body", "safe_path", "safe_quer
 
 _PATH = re.compile(rb"/(?:[A-Za-z0-9._~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2})*")
 _QUERY = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+,;=:@/?\[\]|-]|%[0-9A-Fa-f]{2})*")
+_BEFORE_A_MODEL = re.compile(rb"/(?:[^/]+/)*?models?/")
+_SLASH = re.compile(rb"%2[Ff]")
 _NOT_IN_A_SEGMENT = re.compile(rb"[\x00-\x1f\x7f/\\]")
 _ENCODINGS = frozenset({b"gzip", b"x-gzip", b"deflate", b"br", b"zstd", b"identity", b""})
 
@@ -129,8 +131,16 @@ async def _in_time(receive: Receive, patience: float) -> Message:
 
 
 def safe_path(raw: bytes) -> str:
-    """Give a path of plain segments; raises `RefusedError` for any that could be taken for another."""
-    segments = raw.split(b"/")[1:]
+    """Give a path of plain segments; raises `RefusedError` for any that could be taken for another.
+
+    SDKs write the slash in the name of a model as `%2F`, which is a slash there: whoever takes it for one gets plain
+    segments too, so it goes on as it is.
+    """
+    path = raw
+    before = _BEFORE_A_MODEL.match(raw)
+    if before is not None:
+        path = before[0] + _SLASH.sub(b"/", raw[before.end() :])
+    segments = path.split(b"/")[1:]
     if _PATH.fullmatch(raw) is None or any(_is_trick(segment) for segment in segments[:-1]):
         raise _bad_path()
     if segments[-1] and _is_trick(segments[-1]):

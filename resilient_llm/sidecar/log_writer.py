@@ -1,16 +1,17 @@
 """A stream that is written to by a thread of its own, so that whoever logs never waits for whoever reads.
 
-Bounded: what a reader that has stopped does not take is left out, and counted. What a line looks like is not known
-here.
+Bounded: what a reader that has stopped does not take is left out, and counted, as is what cannot be written. What a
+line looks like is not known here.
 """
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
+
+from resilient_llm.sidecar.whole_lines import LinesLostError
 
 __all__ = ["LogWriter"]
 
@@ -19,10 +20,10 @@ _PATIENCE = 2.0
 
 
 class Writable(Protocol):
-    """What text is written to in the end; may block, and raise `OSError` when nobody reads any more."""
+    """What text is written to in the end; may block."""
 
     def write(self, text: str, /) -> object:
-        """Write text."""
+        """Write text; raises `OSError` for what cannot be, and `LinesLostError` if some of it was."""
         ...
 
 
@@ -30,7 +31,8 @@ class LogWriter:
     """Take text at once, and write it to `stream` as fast as that takes it.
 
     At most `most` characters wait; of what comes meanwhile nothing is kept, and what `lost` makes of the number of its
-    lines is written as soon as there is room. `flush` waits for all that was taken, for `patience` seconds at most.
+    lines is written as soon as there is room; so is what it makes of lines that could not be written, before the next
+    that can. `flush` waits for all that was taken, for `patience` seconds at most.
     """
 
     def __init__(
@@ -50,6 +52,8 @@ class LogWriter:
         self._size = 0
         """Characters that are taken and not yet written."""
         self._left_out = 0
+        self._failed = 0
+        """Lines that could not be written, and which nobody was told of yet; for the thread alone."""
         self._thread: threading.Thread | None = None
 
     def write(self, text: str, /) -> None:
@@ -79,8 +83,12 @@ class LogWriter:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting)
                 text = self._waiting.popleft()
-            with contextlib.suppress(OSError):  # nobody reads any more
-                self._stream.write(text)
+            try:
+                self._stream.write(self._lost(self._failed) + text if self._failed else text)
+                self._failed = 0
+            except OSError as error:  # nobody reads any more, or there is no room
+                lines = text.count("\n")
+                self._failed += min(error.lines, lines) if isinstance(error, LinesLostError) else lines
             with self._changed:
                 self._size -= len(text)
                 if self._left_out:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-__all__ = ["one_health", "one_text"]
+__all__ = ["one_health", "one_routing", "one_text"]
 
 Report: TypeAlias = Mapping[str, Any]
 
@@ -54,17 +54,8 @@ def one_health(reports: Sequence[Report]) -> dict[str, Any]:
 
     Latencies are means, weighted by attempts, but for p95 and p99, which are the worst worker's.
     """
-    attempts = sum(report["attempts"] for report in reports)
-    failures = sum(report["failures"] for report in reports)
     merged: dict[str, Any] = {
-        "attempts": attempts,
-        "failures": failures,
-        "success_ratio": 1 - failures / attempts if attempts else None,
-        "latency": _latency(reports),
-        "targets": [
-            _target(same)
-            for same in _by(("name", "model"), (report["targets"] for report in reports)).values()
-        ],
+        **one_routing(reports),
         "draining": any(report["draining"] for report in reports),
         "running": sum(report["running"] for report in reports),
         "bulkheads": {
@@ -75,6 +66,22 @@ def one_health(reports: Sequence[Report]) -> dict[str, Any]:
     if canaries := _named(reports, "canaries"):
         merged["canaries"] = {name: _canary(same) for name, same in canaries.items()}
     return merged
+
+
+def one_routing(reports: Sequence[Report]) -> dict[str, Any]:
+    """Make one report of each router's, of which there is at least one."""
+    attempts = sum(report["attempts"] for report in reports)
+    failures = sum(report["failures"] for report in reports)
+    return {
+        "attempts": attempts,
+        "failures": failures,
+        "success_ratio": 1 - failures / attempts if attempts else None,
+        "latency": _latency(reports),
+        "targets": [
+            _target(same)
+            for same in _by(("name", "model"), (report["targets"] for report in reports)).values()
+        ],
+    }
 
 
 def _named(reports: Sequence[Report], key: str) -> dict[str, list[Report]]:
@@ -134,7 +141,7 @@ def _canary(same: Sequence[Report]) -> dict[str, Any]:
     return {
         **same[0],
         "state": common("state") or _MIXED,
-        "share": sum(one["share"] for one in same) / len(same),
+        "share": round(sum(one["share"] for one in same) / len(same), 9),  # of 0.1 a mean is 0.1
         "step": common("step"),
         "waits_for": common("waits_for"),
         "restarts_in": common("restarts_in"),
@@ -152,6 +159,8 @@ def _worst(order: Sequence[str], states: Sequence[str | None]) -> str | None:
 def _mean(same: Sequence[Report], key: str) -> float | None:
     """Give the mean of what is known, each weighted by its attempts, and one more."""
     known = [(one[key], one["attempts"] + 1) for one in same if one[key] is not None]
+    if len(known) == 1:
+        return float(known[0][0])
     return (
         sum(value * weight for value, weight in known) / sum(weight for _, weight in known) if known else None
     )

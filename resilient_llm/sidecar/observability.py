@@ -5,7 +5,8 @@ What is recorded is the library's to say. The SDK and its exporters are extras, 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+import threading
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import anyio
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Metrics", "Observability", "observe"]
 
+_LAST_SPANS = 2.0
+"""Seconds in which spans that are left are sent at the end."""
 
 Metrics: TypeAlias = Callable[[], Awaitable[tuple[bytes, str]]]
 
@@ -35,6 +38,11 @@ class Observability(NamedTuple):
     metrics: Metrics | None
     """Gives metrics in the text format of Prometheus, and its content type."""
     shutdown: Callable[[], None]
+
+    def relabel(self, config: Config) -> None:
+        """Have the models and tenants of another configuration be the labels of metrics."""
+        if self.telemetry is not None:
+            self.telemetry.relabel(models=_models(config), tenants=_tenants(config))
 
 
 def observe(config: Config) -> Observability:
@@ -64,14 +72,20 @@ def observe(config: Config) -> Observability:
         meter_provider=meters,
         semconv=options.semconv,
         record_tenant=options.record_tenant,
-        models=sorted({*config.models, *config.tiers, *_called(config)}) if config.models else None,
-        tenants=sorted(config.tenants) if options.tenants_in_metrics else None,
+        models=_models(config),
+        tenants=_tenants(config),
         listener=recent,
     )
 
-    def shutdown() -> None:
+    def close_all() -> None:
         for close in closing:
             close()
+
+    def shutdown() -> None:
+        # Whoever takes the spans may be gone or hang, and then a sidecar that is to stop must not.
+        thread = threading.Thread(target=close_all, name="telemetry", daemon=True)
+        thread.start()
+        thread.join(_LAST_SPANS)
 
     return Observability(telemetry, metrics, shutdown)
 
@@ -120,6 +134,14 @@ def _otlp_traces(endpoint: str, resource: Resource, sample_ratio: float) -> Trac
     exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")
     provider.add_span_processor(BatchSpanProcessor(exporter))
     return provider
+
+
+def _models(config: Config) -> Collection[str] | None:
+    return {*config.models, *config.tiers, *_called(config)} if config.models else None
+
+
+def _tenants(config: Config) -> Collection[str] | None:
+    return config.tenants.keys() if config.telemetry.tenants_in_metrics else None
 
 
 def _called(config: Config) -> Iterator[str]:

@@ -49,6 +49,8 @@ class Section(BaseModel):
 
 
 def _listed(value: object) -> object:
+    if not isinstance(value, str | list):
+        raise ValueError("a string, or a list of strings, is expected")  # noqa: TRY004 - pydantic's way
     return [value] if isinstance(value, str) else value
 
 
@@ -180,6 +182,7 @@ class StreamOptions(Section):
     prefill: list[str] | None = None
     hold_max: CountOrNone | None = None
     malformed: Literal["pass", "skip"] | None = None
+    max_event_size: Count | None = None
     include_usage: bool | None = None
 
 

@@ -30,6 +30,10 @@ _SECRET_NAME = re.compile(
 )
 _SECRET_VALUE = re.compile(r"^(sk-|gsk_|AIza|Bearer )|://[^/\s]*@|^(?=.*[A-Za-z])(?=.*[0-9])[\w+/=.-]{24,}$")
 _MAX_SHOWN = 60
+_HIDDEN = "..."
+"""What the library writes in the place of a value that may be a secret."""
+_AUTHORITY = re.compile(r"(?:[\w+.-]*://)?(?:\[[\da-fA-F:.]*\]?|[\w.-]*)(?::\d*)?", re.ASCII)
+"""How a URL begins: its scheme, host and port."""
 _ABOUT = re.compile(r"(\w+)(?:\['([^']+)'\])?(?:=(.*?))?: (.*)", re.DOTALL)
 
 _ALLOWED = {
@@ -70,10 +74,10 @@ class ConfigError(ConfigurationError):
 
 
 @contextmanager
-def at(*path: str | int, keys: Collection[str] = ()) -> Iterator[None]:
+def at(*path: str | int, given: BaseModel | None = None) -> Iterator[None]:
     """Say of a `ConfigurationError` raised inside which part of the configuration it is about.
 
-    One that begins with a name among `keys`, the table's, is about that: `url='ftp://x': allowed are ...`, or about a
+    One that begins with a key of the table that was `given` is about that: `url='ftp://x': allowed are ...`, or about a
     key of it: `headers['te']='x': cannot be given ...`.
     """
     try:
@@ -82,10 +86,11 @@ def at(*path: str | int, keys: Collection[str] = ()) -> Iterator[None]:
         raise
     except (ConfigurationError, ValueError) as error:
         found = _ABOUT.match(str(error))
-        if found is None or found[1] not in keys:
+        if given is None or found is None or found[1] not in type(given).model_fields:
             raise ConfigError([Problem(path, str(error))]) from error
         about = (*path, found[1]) if found[2] is None else (*path, found[1], found[2])
-        raise ConfigError([Problem(about, found[4], found[3])]) from error
+        value = found[3] if found[3] != _HIDDEN else _in_part(about, getattr(given, found[1]))
+        raise ConfigError([Problem(about, found[4], value)]) from error
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
@@ -217,6 +222,15 @@ def shown(path: Sequence[str | int], value: object) -> str:
     else:
         text = value.isoformat() if isinstance(value, dt.date | dt.time) else repr(value)
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+
+
+def _in_part(path: Sequence[str | int], value: object) -> str:
+    """Write what the library hides; of a URL without credentials how it begins."""
+    if path[-1] != "url" or not isinstance(value, str) or "@" in value:
+        return f'"{_HIDDEN}"'
+    found = _AUTHORITY.match(value)
+    begins = "" if found is None else found[0]
+    return shown(path, begins if begins == value else f"{begins}{_HIDDEN}")
 
 
 def _quoted(text: str) -> str:

@@ -19,6 +19,7 @@ from resilient_llm.sidecar.cycle import Cycle
 from resilient_llm.sidecar.disconnect import EXTENSION
 from resilient_llm.sidecar.head import HeadTooLargeError, MalformedHeadError, check_head, without_upgrade
 from resilient_llm.sidecar.rejection import LATE, MALFORMED, TOO_LARGE, TOO_MANY, Rejection, what_is_wrong
+from resilient_llm.sidecar.unsent import unsent
 from resilient_llm.sidecar.watched import WatchedProtocol
 
 if TYPE_CHECKING:
@@ -34,8 +35,8 @@ class GuardedProtocol(WatchedProtocol):
     """Refuse heads of more than `max_head` bytes (431), or that are not there `head_timeout` seconds after they began.
 
     A connection that sends nothing at all has as long. What surrounds the parts of a chunked body, trailers among it,
-    has the bound of a head. A client that has not taken what waits for it after `send_timeout` seconds is left, and
-    one that would be the `max_connections` + 1st is refused (503).
+    has the bound of a head. A client that has taken nothing of what waits for it for `send_timeout` seconds is left,
+    and one that would be the `max_connections` + 1st is refused (503).
     """
 
     max_head: ClassVar[int] = 64 * 1024
@@ -48,6 +49,8 @@ class GuardedProtocol(WatchedProtocol):
     _in_head = True
     _timer: asyncio.TimerHandle | None = None
     _sending: asyncio.TimerHandle | None = None
+    _unsent = 0
+    """Bytes that the client had still to take when that was last looked at."""
     _deaf = False
     """Whether nothing more is taken from the client."""
     _leaving: asyncio.TimerHandle | None = None
@@ -99,6 +102,7 @@ class GuardedProtocol(WatchedProtocol):
     def pause_writing(self) -> None:
         """Begin to wait for the client to take something."""
         super().pause_writing()
+        self._unsent = unsent(self.transport)
         self._sending = self.loop.call_later(self.send_timeout, self._leave)
 
     def resume_writing(self) -> None:
@@ -259,6 +263,10 @@ class GuardedProtocol(WatchedProtocol):
             self.transport.close()
 
     def _leave(self) -> None:
+        before, self._unsent = self._unsent, unsent(self.transport)
+        if self._unsent < before:  # slow, and still there
+            self._sending = self.loop.call_later(self.send_timeout, self._leave)
+            return
         self._warn(f"A client took nothing for {self.send_timeout:g} seconds")
         self.transport.abort()
 

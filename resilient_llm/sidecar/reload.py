@@ -1,6 +1,7 @@
 """A new configuration in the place of the one that runs, from the file it came from.
 
-The new one is whole before it takes the old one's place; a file that cannot work changes nothing.
+The new one is whole before it takes the old one's place; a file that cannot work changes nothing. What waits for a
+restart is as it was until then, and what is open now is judged by that.
 """
 
 from __future__ import annotations
@@ -9,16 +10,18 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from resilient_llm.sidecar.config import Config, located, parse
+from resilient_llm.sidecar.config import Config, key_hashes, located, parse
+from resilient_llm.sidecar.fit import misfits
 from resilient_llm.sidecar.problems import ConfigError, Problem
 from resilient_llm.sidecar.tls import LISTENERS, ListenerName, renew
 
 if TYPE_CHECKING:
     from resilient_llm.sidecar.app import Sidecar
+    from resilient_llm.sidecar.observability import Observability
     from resilient_llm.sidecar.tables import TLS, Admin
     from resilient_llm.sidecar.tls import Certificates
 
-__all__ = ["Reloaded", "Reloader", "after_restart", "read"]
+__all__ = ["Reloaded", "Reloader", "after_restart", "in_force", "read"]
 
 logger = logging.getLogger("resilient_llm")
 
@@ -32,6 +35,7 @@ _SOCKETS = (
     "max_connections",
     "drain_timeout",
 )
+"""What of a server takes effect with its next start."""
 
 
 class Reloaded:
@@ -47,10 +51,13 @@ class Reloaded:
 class Reloader:
     """Read the file again and give the sidecar what it says."""
 
-    def __init__(self, sidecar: Sidecar, path: Path, *tls: Certificates | None) -> None:
+    def __init__(
+        self, sidecar: Sidecar, path: Path, *tls: Certificates | None, seen: Observability | None = None
+    ) -> None:
         self._sidecar = sidecar
         self._path = path
         self._tls = tls
+        self._seen = seen
         self._started_with = sidecar.setup.config
         self.last = Reloaded()
 
@@ -62,13 +69,16 @@ class Reloader:
         try:
             with located(self._path):
                 config = parse(read(self._path) if text is None else text, file=str(self._path))
+                running = in_force(self._started_with, config)
                 show = renew(self._tls, config)
-                await self._sidecar.reload(config)
+                await self._sidecar.reload(running)
         except ConfigError as error:
             self.last.error = str(error)
             logger.error("the configuration was not reloaded: %s", error)  # noqa: TRY400 - it is the user's
             raise
         show()
+        if self._seen is not None:
+            self._seen.relabel(running)
         self.last.error = None
         self.last.count += 1
         self.last.after_restart = after_restart(self._started_with, config)
@@ -86,21 +96,54 @@ def read(path: Path) -> bytes:
         raise ConfigError([Problem((), f"cannot be read: {error.strerror}")], file=str(path)) from error
 
 
+def in_force(started: Config, given: Config) -> Config:
+    """Give what holds of a configuration in what was started with another: the rest of it waits for a restart.
+
+    Raises `ConfigError` where that does not fit together. What is bound to an address stays there, and whoever has the
+    token that it was started with is an operator, whatever the file says meanwhile.
+    """
+    kept_of_server = {name: getattr(started.server, name) for name in _SOCKETS}
+    tls = {
+        listener: getattr(started if _waits(listener, started, given) else given, listener).tls
+        for listener in LISTENERS
+    }
+    found = given.model_copy(
+        update={
+            "server": given.server.model_copy(update={**kept_of_server, "tls": tls["server"]}),
+            "admin": started.admin.model_copy(update={"tls": tls["admin"]}),
+            "telemetry": started.telemetry,
+        }
+    )
+    key_hashes(given)  # which the next start has to make
+    problems = list(misfits(found))
+    try:
+        key_hashes(found)
+    except ConfigError as error:
+        problems += error.problems
+    if problems:
+        raise ConfigError([_until_restart(problem) for problem in problems])
+    return found
+
+
+def _until_restart(problem: Problem) -> Problem:
+    return problem._replace(message=f"holds until a restart: {problem.message}")
+
+
 def after_restart(before: Config, after: Config) -> list[str]:
     """Give what is different between configurations and takes effect only with the next start."""
     found = [
         f"server.{name}" for name in _SOCKETS if getattr(after.server, name) != getattr(before.server, name)
     ]
-    found += [
-        f"{listener}.tls"
-        for listener in LISTENERS
-        if _kind_of_tls(listener, before) != _kind_of_tls(listener, after)
-    ]
+    found += [f"{listener}.tls" for listener in LISTENERS if _waits(listener, before, after)]
     if _but_for_tls(before.admin) != _but_for_tls(after.admin):
         found.append("admin")
     if before.telemetry != after.telemetry:
         found.append("telemetry")
     return found
+
+
+def _waits(listener: ListenerName, before: Config, after: Config) -> bool:
+    return _kind_of_tls(listener, before) != _kind_of_tls(listener, after)
 
 
 def _kind_of_tls(listener: ListenerName, config: Config) -> tuple[bool, bool]:

@@ -56,7 +56,7 @@ async def run(path: Path, *, engine: Engine | None = None, ready: Ready | None =
     try:
         with located(path):
             sidecar = Sidecar(config, engine or Http1Transport(), telemetry=seen.telemetry)
-        reload = Reloader(sidecar, path, tls, admin_tls)
+        reload = Reloader(sidecar, path, tls, admin_tls, seen=seen)
         admin = Admin(OneProcess(sidecar, reload, metrics=seen.metrics), token=token)
         with contextlib.ExitStack() as sockets:
             sock = sockets.enter_context(bind(config.server.host, config.server.port))

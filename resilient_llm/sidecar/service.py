@@ -66,7 +66,7 @@ class Service:
             waiting = asyncio.create_task(self._stopping.wait())
             await asyncio.wait([waiting, *self._running], return_when=asyncio.FIRST_COMPLETED)
             waiting.cancel()
-            logger.info("draining", extra={"fields": {"running": self._sidecar.setup.running}})
+            logger.info("draining", extra={"fields": {"running": self._sidecar.running}})
             self._main.should_exit = True
             await self._running[0]
             for other in self._others:  # probes and metrics are answered to the last

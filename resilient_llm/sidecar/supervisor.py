@@ -14,8 +14,9 @@ from pathlib import Path
 from resilient_llm.sidecar.admin import Admin, admin_token
 from resilient_llm.sidecar.config import located
 from resilient_llm.sidecar.crew import Crew, StartError
-from resilient_llm.sidecar.crew_desk import CrewDesk, Orders
+from resilient_llm.sidecar.crew_desk import CrewDesk
 from resilient_llm.sidecar.listener import Listener, admin_listener, bind, url_of
+from resilient_llm.sidecar.orders import Orders
 from resilient_llm.sidecar.problems import ConfigError
 from resilient_llm.sidecar.server import Ready
 from resilient_llm.sidecar.service import signals

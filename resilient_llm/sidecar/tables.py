@@ -10,7 +10,7 @@ import hashlib
 import re
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Field, FiniteFloat, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, FiniteFloat, field_validator, model_validator
 
 from resilient_llm.policies._shares import HEAVIEST, LIGHTEST
 from resilient_llm.presets import PRESETS
@@ -22,7 +22,6 @@ from resilient_llm.sidecar.options import (
     ConcurrencyOptions,
     Count,
     Listed,
-    Positive,
     QuotaOptions,
     Ratio,
     Seconds,
@@ -52,6 +51,12 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 _OF_NOTHING = frozenset(hashlib.sha256(nothing).hexdigest() for nothing in (b"", b"\n", b"\r\n"))
 """What comes of hashing a variable that is not set."""
 _PRESET_NAMES = tuple(PRESETS)
+_BEYOND = 10**12
+"""What weights and windows of targets stay below."""
+
+Host: TypeAlias = Annotated[str, AfterValidator(formats.host)]
+Weight: TypeAlias = Annotated[FiniteFloat, Field(gt=0, lt=_BEYOND)]
+Window: TypeAlias = Annotated[int, Field(ge=1, lt=_BEYOND)]
 
 
 class TLS(Section):
@@ -73,7 +78,7 @@ class TLS(Section):
 class Server(Section):
     """Where the sidecar listens, and how much it takes."""
 
-    host: str = "127.0.0.1"
+    host: Host = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8080
     tls: TLS | None = None
     workers: Annotated[int, Field(ge=1, le=256)] = 1
@@ -110,7 +115,7 @@ class Admin(Section):
     """Where operators look. Without a token only on loopback."""
 
     enabled: bool = True
-    host: str = "127.0.0.1"
+    host: Host = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8081
     tls: TLS | None = None
     token_env: str | None = None
@@ -186,9 +191,9 @@ class TargetOptions(Section):
     auth: str | None = None
     headers: dict[str, str] = Field(default_factory=dict)
     api_version: str | None = None
-    weight: Positive = 1.0
+    weight: Weight = 1.0
     price: PriceOptions | None = None
-    context_window: Count | None = None
+    context_window: Window | None = None
     capabilities: list[str] | None = None
     passthrough: bool = False
     tier: str | None = None
@@ -218,13 +223,19 @@ class TargetOptions(Section):
 
 def _model_target(given: object) -> object:
     """Read the short form: "target", or "target/what it calls the model"."""
-    if not isinstance(given, str):
+    if not isinstance(given, str | dict):
+        raise ValueError('"target", "target/model" or a table is expected')  # noqa: TRY004 - pydantic's way
+    if isinstance(given, dict):
         return given
     target, slash, model = given.partition("/")
     return {"target": target, "model": model} if slash else {"target": target}
 
 
 def _one_or_more(given: object) -> object:
+    if not isinstance(given, str | dict | list):
+        raise ValueError(  # noqa: TRY004 - pydantic's way
+            '"target", "target/model", a table, or a list of these is expected'
+        )
     return [given] if isinstance(given, str | dict) else given
 
 
@@ -233,8 +244,8 @@ class ModelTarget(Section):
 
     target: str
     model: str | None = None
-    weight: Positive | None = None
-    context_window: Count | None = None
+    weight: Weight | None = None
+    context_window: Window | None = None
     price: PriceOptions | None = None
 
 
@@ -263,6 +274,14 @@ class VirtualModel(Section):
 
     tiers: Annotated[list[TierOptions], Field(min_length=1)]
     prefer: Literal["speed", "balance", "quality"] = "balance"
+
+    @field_validator("tiers")
+    @classmethod
+    def _rise(cls, tiers: list[TierOptions]) -> list[TierOptions]:
+        limits = [tier.up_to for tier in tiers]
+        if limits != sorted(limits) or limits[-1] != 1:
+            raise ValueError(f"up_to is {limits}; allowed are tiers in the order of up_to, the last up to 1")
+        return tiers
 
 
 class Store(Section):

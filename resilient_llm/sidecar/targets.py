@@ -67,7 +67,7 @@ class Targets:
 
     def _target(self, name: str) -> Target:
         options = self._config.targets[name]
-        with at("targets", name, keys=type(options).model_fields):
+        with at("targets", name, given=options):
             return self._parts.keep(
                 f"targets.{name}",
                 (options, self._weights, self._config.store),
@@ -109,14 +109,14 @@ class Targets:
         if self._store is not None and self._shares("quotas"):
             limits["store"] = self._store
         if options.quota is not None:
-            with at("targets", name, "quota"):
+            with at("targets", name, "quota", given=options.quota):
                 limit: dict[str, Any] = options.quota.given()
                 policies.append(RateLimit(key="target", weights=self._weights, **limits, **limit))
         elif options.tier is not None and preset is not None:
             with at("targets", name, "tier"):
                 policies.append(preset.rate_limit(tier=options.tier, model=options.model, **limits))
         if options.concurrency.enabled:
-            with at("targets", name, "concurrency", keys=type(options.concurrency).model_fields):
+            with at("targets", name, "concurrency", given=options.concurrency):
                 most: dict[str, Any] = {"weights": self._weights, **options.concurrency.given()}
                 if "max" in most:
                     most.setdefault("initial", min(ConcurrencyLimit.initial, most["max"]))
@@ -124,13 +124,13 @@ class Targets:
                     ConcurrencyLimit(**most) if preset is None else preset.concurrency_limit(**most)
                 )
         if options.circuit.enabled:
-            with at("targets", name, "circuit", keys=type(options.circuit).model_fields):
+            with at("targets", name, "circuit", given=options.circuit):
                 when: dict[str, Any] = options.circuit.given()
                 if self._store is not None and self._shares("circuits"):
                     when |= {"store": self._store, "name": f"circuit.{name}"}
                 policies.append(CircuitBreaker(**when) if preset is None else preset.circuit_breaker(**when))
         if options.timeouts is not None:
-            with at("targets", name, "timeouts"):
+            with at("targets", name, "timeouts", given=options.timeouts):
                 clocks: dict[str, Any] = options.timeouts.given()
                 policies.append(AttemptTimeout(**clocks))
         return policies
@@ -149,7 +149,7 @@ class Targets:
         changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         if not changes:
             return base
-        with at("models", model, "targets", index):
+        with at("models", model, "targets", index, given=options):
             called = base.name if options.model is None else f"{base.name}/{options.model}"
             for name in (called, f"{called}@{model}", f"{called}@{model}.{index}"):
                 known = self._named.get(name)

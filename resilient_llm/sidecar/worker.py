@@ -21,16 +21,17 @@ from resilient_llm.sidecar.channel import Channel
 from resilient_llm.sidecar.config import parse
 from resilient_llm.sidecar.desk import Answer, OneProcess
 from resilient_llm.sidecar.event_loop import run
+from resilient_llm.sidecar.handed_on import give
 from resilient_llm.sidecar.listener import main_listener
 from resilient_llm.sidecar.observability import observe
 from resilient_llm.sidecar.problems import ConfigError
-from resilient_llm.sidecar.reload import Reloader
+from resilient_llm.sidecar.reload import Reloader, in_force
 from resilient_llm.sidecar.server import configure_logging
 from resilient_llm.sidecar.service import Service, signals
 from resilient_llm.sidecar.tls import Certificates
 from resilient_llm.transports.http1 import Http1Transport
 
-__all__ = ["main"]
+__all__ = ["done", "main"]
 
 logger = logging.getLogger("resilient_llm")
 
@@ -41,18 +42,18 @@ async def work(channel: Channel, sock: socket.socket) -> None:
     if first is None:
         return
     path = Path(first["path"])
-    config = parse(first["text"], file=str(path))
+    # One that begins later listens as the others do, whatever the file says of it meanwhile.
+    config = in_force(parse(first["started"]), parse(first["text"], file=str(path)))
     tls = Certificates.of_kept("server", first["tls"], path)
     seen = observe(config)
     try:
         sidecar = Sidecar(config, Http1Transport(), telemetry=seen.telemetry)
-        reload = Reloader(sidecar, path, tls)
+        reload = Reloader(sidecar, path, tls, seen=seen)
         desk = OneProcess(sidecar, reload, metrics=seen.metrics)
         service = Service(sidecar, main_listener(sidecar, config, sock, tls))
         # Who stops it tells the supervisor, who tells everybody: a terminal and a service manager tell all processes.
         with signals({signal.SIGTERM: service.drain, signal.SIGINT: _leave, signal.SIGHUP: _leave}):
-            for change in first["changes"]:
-                await desk.answer("POST", change["path"], change["body"].encode())
+            give(sidecar.setup, first["by_hand"])
             await service.start()
             await channel.send({"ready": os.getpid()})
             listening = asyncio.create_task(_listen(channel, desk, reload, service))
@@ -79,10 +80,7 @@ async def _listen(channel: Channel, desk: OneProcess, reload: Reloader, service:
 
 async def _answer(channel: Channel, asked: dict[str, Any], desk: OneProcess, reload: Reloader) -> None:
     try:
-        if asked["path"] == "/admin/reload":
-            answer = await _reload(reload, asked["body"])
-        else:
-            answer = await desk.answer(asked["method"], asked["path"], asked["body"].encode())
+        answer = await done(asked, desk, reload)
     except Exception:
         logger.exception("an admin request met a defect")
         answer = (500, [], b"Something broke.\n")
@@ -93,9 +91,12 @@ async def _answer(channel: Channel, asked: dict[str, Any], desk: OneProcess, rel
     )
 
 
-async def _reload(reload: Reloader, text: str) -> Answer:
+async def done(asked: dict[str, Any], desk: OneProcess, reload: Reloader) -> Answer:
+    """Do what is asked for; what to go by after a reload the supervisor says, which has read the file."""
+    if (asked["method"], asked["path"]) != ("POST", "/admin/reload"):
+        return await desk.answer(asked["method"], asked["path"], asked["body"].encode())
     try:
-        await reload(text.encode())
+        await reload(asked["body"].encode())
     except ConfigError as error:
         return 422, [], str(error).encode()
     return 200, [], b""

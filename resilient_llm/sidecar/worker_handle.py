@@ -13,6 +13,8 @@ import sys
 from collections.abc import Mapping
 from itertools import count
 
+import anyio
+
 from resilient_llm.sidecar.channel import Channel
 from resilient_llm.sidecar.desk import Answer
 
@@ -21,8 +23,10 @@ __all__ = ["WorkerHandle"]
 _PATIENCE = 5.0
 """Seconds for an answer; who is silent for so long hangs. Prometheus waits for 10."""
 
-_LONGER = 30.0
-"""Seconds for a change, which may be a reload."""
+_PATIENCE_FOR_CHANGE = 10.0
+"""Seconds for a change by hand; who is silent for so long is ended."""
+
+_PATIENCE_FOR_RELOAD = 30.0
 
 
 class WorkerHandle:
@@ -31,12 +35,15 @@ class WorkerHandle:
     def __init__(self, number: int, process: asyncio.subprocess.Process, channel: Channel) -> None:
         self.number = number
         self.is_ready = False
+        self.is_silent = False
+        """Whether it did not answer the last time, and has not been heard of since."""
         self._process = process
         self._channel = channel
         self._numbers = count(1)
         self._asked: dict[int, asyncio.Future[Answer | None]] = {}
         self._up: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._reading = asyncio.create_task(self._read())
+        self._watching: asyncio.Task[None] | None = None
 
     @classmethod
     async def start(cls, number: int, sock: socket.socket) -> WorkerHandle:
@@ -82,10 +89,11 @@ class WorkerHandle:
         answer: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
         self._asked[number] = answer
         try:
-            async with asyncio.timeout(_PATIENCE if method == "GET" else _LONGER):
+            async with asyncio.timeout(_patience(method, path)):
                 await self._channel.send({"id": number, "method": method, "path": path, "body": body})
                 return await answer
         except TimeoutError:
+            self.is_silent = True
             return None
         finally:
             del self._asked[number]
@@ -94,6 +102,8 @@ class WorkerHandle:
         """Wait until its process is over, and give its exit code."""
         code = await self._process.wait()
         await self._reading
+        if self._watching is not None:
+            self._watching.cancel()
         self._channel.close()
         return code
 
@@ -107,11 +117,19 @@ class WorkerHandle:
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
+    async def _watch(self) -> None:
+        """Ask it something now and then, so that it is noticed when it falls silent."""
+        while True:
+            await anyio.sleep(_PATIENCE)
+            await self.ask("GET", "/healthz")
+
     async def _read(self) -> None:
         while (message := await self._channel.receive()) is not None:
+            self.is_silent = False
             if "ready" in message:
                 self.is_ready = True
                 self._up.set_result(True)
+                self._watching = asyncio.create_task(self._watch())
                 continue
             asked = self._asked.get(message["id"])  # none where it was only told
             if asked is not None and not asked.done():
@@ -125,6 +143,12 @@ class WorkerHandle:
         for asked in self._asked.values():
             if not asked.done():
                 asked.set_result(None)
+
+
+def _patience(method: str, path: str) -> float:
+    if method != "POST":
+        return _PATIENCE
+    return _PATIENCE_FOR_RELOAD if path == "/admin/reload" else _PATIENCE_FOR_CHANGE
 
 
 def _environment() -> dict[str, str]:

@@ -55,8 +55,8 @@ class RedisRates:
         came back for in vain; `undone` hears of either.
         """
         numbers: list[float] = [most_wait]
-        for _, capacity, rate, amount, own, held in charges:
-            numbers += (capacity, rate, amount, held, 1.0 if own else 0.0)
+        for _, capacity, rate, amount, own, held, turn in charges:
+            numbers += (capacity, rate, amount, held, turn, 1.0 if own else 0.0)
         reply = await self._runner.run(
             self._take,
             self._keys(account, charges),
@@ -80,7 +80,11 @@ class RedisRates:
             request = self._tell(self._settle, account, changes, _numbers(changes), heard)
         else:
             changes = [
-                change._replace(back=change.back + old.back, freed=change.freed + old.freed)
+                change._replace(
+                    back=change.back + old.back,
+                    freed=change.freed + old.freed,
+                    turn=max(change.turn, old.turn),
+                )
                 for change, old in zip(changes, before, strict=True)
             ]
             request.words = (len(named), *named, *self._packed(_numbers(changes)))
@@ -135,14 +139,14 @@ class RedisRates:
             self.settle(
                 account,
                 [
-                    Change(charge.key, charge.capacity, charge.rate, charge.amount if taken else 0.0, held)
-                    for charge, held in zip(charges, decision.held, strict=True)
+                    Change(*charge[:3], charge.amount if taken else 0.0, held, decision.turn(index))
+                    for index, (charge, held) in enumerate(zip(charges, decision.held, strict=True))
                 ],
                 undone,
             )
 
     def _leave(self, account: str, charges: Sequence[RateCharge], undone: HearLevels | None) -> None:
-        changes = [Change(each.key, each.capacity, each.rate, freed=each.held) for each in charges]
+        changes = [Change(*each[:3], freed=each.held, turn=each.turn) for each in charges]
         self.settle(account, changes, undone)
 
 

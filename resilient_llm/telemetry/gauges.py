@@ -17,14 +17,21 @@ from resilient_llm.telemetry.labels import OTHER, Labels
 from resilient_llm.telemetry.names import TENANT
 from resilient_llm.telemetry.safety import report
 
-__all__ = ["Gauges", "Merge", "Observe"]
+__all__ = ["Gauges", "Merge", "Observe", "Tenants"]
 
 Observe: TypeAlias = Callable[[], Iterable[tuple[float, Mapping[str, str]]]]
 """Gives the values there are now, each with its labels. Called from a reader's thread."""
 
 Merge: TypeAlias = Callable[[Iterable[float]], float]
 
-_Source: TypeAlias = tuple["weakref.WeakMethod[Observe]", Collection[str] | None]
+Tenants: TypeAlias = Callable[[], Collection[str] | None]
+"""Gives the tenants that are labels now, the rest being `other`; `None` where none is."""
+
+_Source: TypeAlias = tuple["weakref.WeakMethod[Observe]", Tenants]
+
+
+def _no_tenants() -> None:
+    return None
 
 
 class Gauges:
@@ -43,12 +50,9 @@ class Gauges:
         unit: str,
         description: str,
         merge: Merge,
-        tenants: Collection[str] | None = None,
+        tenants: Tenants = _no_tenants,
     ) -> None:
-        """Report what `observe`, a bound method, gives while its owner lives; once, however often it is added.
-
-        `tenants` are those that stay labels, the rest being `other`; without any no tenant does.
-        """
+        """Report what `observe`, a bound method, gives while its owner lives; once, however often it is added."""
         sources = self._sources.get(name)
         if sources is None:
             sources = self._sources[name] = []
@@ -68,9 +72,10 @@ class Gauges:
             observe = source()
             if observe is None:
                 continue
+            known = tenants()
             try:
                 for value, labels in observe():
-                    key = tuple(self._bound(labels, tenants))
+                    key = tuple(self._bound(labels, known))
                     series.setdefault(key, []).append(value)
             except Exception as error:  # noqa: BLE001 - one broken source must not take the others with it
                 report(f"gauge {name}", error)

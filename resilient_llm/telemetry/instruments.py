@@ -91,6 +91,9 @@ class Instruments:
         )
         self.cost = meter.create_counter(names.COST, "{USD}", "What calls have cost, where prices are known")
         self.rejections = meter.create_counter(names.REJECTIONS, "{call}", "Calls refused on this side")
+        self.request_refusals = meter.create_counter(
+            names.REQUEST_REFUSALS, "{request}", "Requests refused before they were calls"
+        )
         self.transitions = meter.create_counter(
             names.BREAKER_TRANSITIONS, "{transition}", "Changes of state of circuits"
         )

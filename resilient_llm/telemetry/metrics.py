@@ -47,8 +47,16 @@ class Metrics:
         self._labels = instruments.labels
         self._gen_ai = instruments.gen_ai("released")
         self._inference = instruments.gen_ai(semconv)
+        self.relabel(models=models, tenants=tenants)
+
+    def relabel(self, *, models: Collection[str] | None, tenants: Collection[str] | None) -> None:
+        """Go by other names from the next measurement on."""
         self._models = None if models is None else frozenset(models)
-        self.tenants = None if tenants is None else frozenset(tenants)
+        self._tenants = None if tenants is None else frozenset(tenants)
+
+    def tenants(self) -> Collection[str] | None:
+        """Give the tenants that are labels."""
+        return self._tenants
 
     @quiet
     def call_ended(
@@ -137,6 +145,11 @@ class Metrics:
         self.instruments.rejections.add(1, self._with_tenant(call, labels))
 
     @quiet
+    def request_refused(self, code: str) -> None:
+        """Count a request that was no call yet; there are few codes, and none comes from outside."""
+        self.instruments.request_refusals.add(1, {names.ERROR_TYPE: code})
+
+    @quiet
     def transition(self, name: str, from_: str, to: str, reason: str) -> None:
         """Count a circuit's change of state."""
         self.instruments.transitions.add(
@@ -157,8 +170,8 @@ class Metrics:
         return self._with_tenant(call, labels)
 
     def _with_tenant(self, call: Call, labels: Labelled) -> Labelled:
-        if self.tenants is not None and call.tenant is not None:
-            labels[names.TENANT] = call.tenant if call.tenant in self.tenants else OTHER
+        if self._tenants is not None and call.tenant is not None:
+            labels[names.TENANT] = call.tenant if call.tenant in self._tenants else OTHER
         return labels
 
     def _model(self, model: str) -> str:

@@ -148,6 +148,7 @@ ATTEMPT_DURATION: Final = "resilient_llm.attempt.duration"
 ATTEMPT_DISCARDED_TOKENS: Final = "resilient_llm.attempt.discarded_tokens"
 WAIT_DURATION: Final = "resilient_llm.wait.duration"
 REJECTIONS: Final = "resilient_llm.rejections"
+REQUEST_REFUSALS: Final = "resilient_llm.request.refusals"
 BREAKER_TRANSITIONS: Final = "resilient_llm.breaker.transitions"
 
 # Our gauges, without the prefix

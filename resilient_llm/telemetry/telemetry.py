@@ -61,11 +61,7 @@ class Telemetry:
         if semconv not in names.METRICS:
             allowed = ", ".join(map(repr, names.METRICS))
             raise ConfigurationError(f"semconv={semconv!r}: allowed are {allowed}")
-        for option, values in (("models", models), ("tenants", tenants)):
-            if isinstance(values, str):
-                raise ConfigurationError(
-                    f"{option}={values!r}: a collection of names is wanted, not one string"
-                )
+        _no_strings(models=models, tenants=tenants)
         self._tracer_provider = tracer_provider
         self._meter_provider = meter_provider
         self._all_global = tracer_provider is None and meter_provider is None
@@ -77,6 +73,14 @@ class Telemetry:
         self._record_tenant = record_tenant
         self.listener = listener
         """What makes the listener of each call, if there is one."""
+
+    def relabel(self, *, models: Collection[str] | None, tenants: Collection[str] | None) -> None:
+        """Have other models and tenants become labels, as given at first; what was measured stays as it is.
+
+        Raises `ConfigurationError` for a string.
+        """
+        _no_strings(models=models, tenants=tenants)
+        self._metrics.relabel(models=models, tenants=tenants)
 
     def begin(self) -> CallTelemetry:
         """Make the recorder of one call; one that does nothing while there is no SDK, and no listener."""
@@ -99,6 +103,11 @@ class Telemetry:
             propagate=self._propagate,
             record_tenant=self._record_tenant,
         )
+
+    def request_refused(self, code: str) -> None:
+        """Count a request that was refused before it was a call; `code` is one of a few, and a label."""
+        if measuring(self._meter_provider):
+            self._metrics.request_refused(code)
 
     def transition(self, name: str, from_: str, to: str, reason: str) -> None:
         """Count a circuit's change of state that no call brought about."""
@@ -124,3 +133,10 @@ class Telemetry:
             )
         except Exception as error:  # noqa: BLE001 - the meter is the application's
             report(f"gauge {name}", error)
+
+
+def _no_strings(**given: Collection[str] | None) -> None:
+    """Refuse one name for a collection of them: each of its characters would be a name."""
+    for option, values in given.items():
+        if isinstance(values, str):
+            raise ConfigurationError(f"{option}={values!r}: a collection of names is wanted, not one string")

@@ -9,8 +9,8 @@ real time, about four seconds in all, and are exact to some milliseconds of the 
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeAlias, TypeVar
 from uuid import uuid4
 
 import anyio
@@ -30,6 +30,7 @@ __all__ = ["RATE_CHECKS", "MakeRateStore", "RateCheck"]
 
 MakeRateStore: TypeAlias = Callable[[], RateStore]
 RateCheck: TypeAlias = Callable[[MakeRateStore], Awaitable[None]]
+_Named = TypeVar("_Named", RateCharge, Change)
 
 _LATE = 10.0
 """Seconds by which an answer may be late, on a busy machine, before a check says that it is wrong."""
@@ -152,7 +153,8 @@ async def keeps_places_in_line(make: MakeRateStore) -> None:
         if anyio.current_time() - began < held.again + 0.9:
             break  # else a place may have been forgotten
     assert newcomer.verdict is Verdict.REFUSED, "a newcomer took what is kept"
-    mine = await first.take(account, [charge._replace(held=held.held[0])], most_wait=2, mode="h")
+    place = charge._replace(held=held.held[0], turn=held.turn(0))
+    mine = await first.take(account, [place], most_wait=2, mode="h")
     assert mine.verdict is Verdict.TAKEN, "what was waited for was not there"
 
 
@@ -173,7 +175,7 @@ async def frees_a_place_that_is_given_up(make: MakeRateStore) -> None:
     charge = _charge(10)
     await rates.take(account, [charge])
     held = await rates.take(account, [charge], most_wait=600, mode="h")
-    change = Change(charge.key, charge.capacity, charge.rate, 0.0, held.held[0])
+    change = Change(charge.key, charge.capacity, charge.rate, freed=held.held[0], turn=held.turn(0))
     (level,) = await _told(lambda hear: rates.settle(account, [change], hear))
     _near(level.level, 0, what="level after the place was given up")
 
@@ -270,6 +272,7 @@ async def decides_as_the_reference_does(make: MakeRateStore) -> None:
     # So slow that what is refilled between the two answers is nothing.
     sizes = {key: (float(10 * (index + 1)), 1e-6) for index, key in enumerate(keys)}
     held: dict[str, float] = {}
+    turns: dict[str, tuple[float, float]] = {}  # on the store's clock, and on the reference's
     for step in range(150):
         chosen = [key for key in keys if rng.random() < 0.7] or ["a"]
         amounts = {key: float(rng.randrange(0, 8)) for key in chosen}
@@ -280,18 +283,28 @@ async def decides_as_the_reference_does(make: MakeRateStore) -> None:
             RateCharge(key, *sizes[key], amounts[key], key == "a", held.get(key, 0.0)) for key in chosen
         ]
         if rng.random() < 0.6:
-            theirs = await rates.take(account, charges, most_wait=most_wait, mode=mode)
-            ours = ledger.take(charges, 0.0, most_wait=most_wait, mode=mode)
+            asked = _with_turns(charges, turns, 0)
+            theirs = await rates.take(account, asked, most_wait=most_wait, mode=mode)
+            asked = _with_turns(charges, turns, 1)
+            ours = ledger.take(asked, 0.0, most_wait=most_wait, mode=mode)
             _alike(theirs, ours, step)
             held |= dict(zip(chosen, ours.held, strict=True))
+            turns |= {key: (theirs.turn(at), ours.turn(at)) for at, key in enumerate(chosen)}
         else:
             changes = [
                 Change(key, *sizes[key], rng.choice((-1.0, 1.0)) * amounts[key], held.pop(key, 0.0))
                 for key in chosen
             ]
-            said = await _told(lambda hear, changes=changes: rates.settle(account, changes, hear))  # type: ignore[misc]
-            for mine, other in zip(ledger.settle(changes, 0.0), said, strict=True):
+            told = _with_turns(changes, turns, 0)
+            said = await _told(lambda hear, told=told: rates.settle(account, told, hear))  # type: ignore[misc]
+            for mine, other in zip(ledger.settle(_with_turns(changes, turns, 1), 0.0), said, strict=True):
                 assert abs(mine.level - other.level) < 1e-3, f"step {step}: {other}, expected {mine}"
+
+
+def _with_turns(
+    named: Sequence[_Named], turns: Mapping[str, tuple[float, float]], whose: int
+) -> list[_Named]:
+    return [each._replace(turn=turns.get(each.key, (0.0, 0.0))[whose]) for each in named]
 
 
 def _alike(theirs: RateDecision, ours: RateDecision, step: int) -> None:

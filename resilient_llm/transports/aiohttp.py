@@ -22,6 +22,7 @@ from resilient_llm.transports import failures
 from resilient_llm.transports.aiohttp_connector import Connector, Exchange, current
 from resilient_llm.transports.aiohttp_request import LocalProtocolError, headers_of, url_of
 from resilient_llm.transports.request_head import Upload, check_head, length_of, upload
+from resilient_llm.transports.stale import may_be_done_twice
 
 if TYPE_CHECKING:
     import ssl as tls
@@ -77,9 +78,9 @@ class AiohttpTransport:
         """Send a request, and give the reply once its head is there.
 
         A request that met a connection which the server had just closed is sent again, once, on a new one: where word
-        of that comes within a second, and nothing else did. Raises `LocalProtocolError` and `aiohttp.InvalidURL` for
-        a request that cannot be sent, `EventLoopError` outside asyncio and its own event loop, what an upload raises,
-        and aiohttp's exceptions.
+        of that comes within a second, nothing else did, and it may be done twice. Raises `LocalProtocolError` and
+        `aiohttp.InvalidURL` for a request that cannot be sent, `EventLoopError` outside asyncio and its own event
+        loop, what an upload raises, and aiohttp's exceptions.
         """
         try:
             return await self._answered(self._here(), request, url_of(request.url))
@@ -96,7 +97,7 @@ class AiohttpTransport:
             try:
                 response = await self._request(session, request, url, headers, source)
             except aiohttp.ClientConnectionError as error:
-                if source is not None or isinstance(error, TimeoutError) or not exchange.stale:
+                if isinstance(error, TimeoutError) or not exchange.stale or not may_be_done_twice(request):
                     raise
                 exchange.fresh = True
                 response = await self._request(session, request, url, headers, None)

@@ -19,6 +19,7 @@ from resilient_llm.transports.http1_incoming import Body
 from resilient_llm.transports.http1_pool import Pool
 from resilient_llm.transports.http1_request import place_of, written
 from resilient_llm.transports.request_head import Upload, upload
+from resilient_llm.transports.stale import may_be_done_twice
 
 if TYPE_CHECKING:
     import ssl as tls
@@ -65,7 +66,7 @@ class Http1Transport:
         """Send a request, and give the reply once its head is there.
 
         A request that met a connection which the server had just closed is sent again, once, on a new one: where word
-        of that comes within a second, and nothing else did. Raises the exceptions of
+        of that comes within a second, nothing else did, and it may be done twice. Raises the exceptions of
         `resilient_llm.transports.failures`, `EventLoopError` outside asyncio and its own event loop, and what an
         upload raises.
         """
@@ -88,7 +89,7 @@ class Http1Transport:
                 await incoming.head()
                 break
             except (ReadError, RemoteProtocolError):
-                if isinstance(body, Upload) or not connection.is_stale:
+                if not connection.is_stale or not may_be_done_twice(request):
                     raise
             connection = pool.new(place.origin)
         stream = BufferedStream(incoming.chunks) if incoming.whole else Body(incoming)

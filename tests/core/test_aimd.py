@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 import random
 import statistics
@@ -71,6 +72,37 @@ def test_it_grows_slowly_just_below_where_something_was_dropped() -> None:
     assert reached[89] - reached[70] <= 22
     assert 90 <= reached[100] - reached[90] <= 120
     assert reached[120] - reached[101] <= 22
+
+
+def until_it_grows(limit: AIMDLimit) -> int:
+    """Count the successes until one more is allowed than are now."""
+    size, successes = limit.limit, 0
+    while limit.limit == size:
+        sample(limit, in_flight=size)
+        successes += 1
+    return successes
+
+
+def test_a_probe_that_finds_the_same_again_takes_twice_as_long_the_next_time() -> None:
+    limit = AIMDLimit(initial=2, min_gain_ratio=None)
+    probes = []
+    for _ in range(10):
+        sample(limit, in_flight=2, dropped=True)
+        assert limit.limit == 1
+        probes.append(until_it_grows(limit))
+    assert probes[0] < 8
+    assert all(1.6 * one < two < 2.4 * one for one, two in itertools.pairwise(probes[:6]))
+    assert all(230 <= probe < 300 for probe in probes[7:])
+    assert until_it_grows(limit) < 10, "two at a time are well, and nothing is known of three"
+    sample(limit, in_flight=3, dropped=True)
+    assert until_it_grows(limit) < 10, "a new place: it is not known yet that more is too much for good"
+
+
+def test_what_does_not_depend_on_the_load_makes_no_probe_longer() -> None:
+    """One attempt in fifty is refused, however many there are: every time somewhere else."""
+    limit = AIMDLimit(min_gain_ratio=None)
+    sizes = [sample(limit, in_flight=limit.limit, dropped=number % 50 == 0) for number in range(20_000)]
+    assert statistics.mean(sizes) > 5
 
 
 def test_concurrency_that_only_makes_everything_slower_is_given_back() -> None:
@@ -259,6 +291,31 @@ def test_it_settles_at_a_cap_that_refuses(initial: int) -> None:
     assert 40 <= size <= 51
     assert refused < 0.005
     assert throughput > 0.85 * 50 / math.exp(0.5**2 / 2)  # the mean of such a distribution
+
+
+@pytest.mark.parametrize("takes", [1, 2, 3, 5, 7, 10, 14, 20])
+def test_what_is_found_again_and_again_is_seldom_tried(takes: int) -> None:
+    rng = random.Random(takes)
+    upstream = Upstream(
+        AIMDLimit(), lambda _: rng.lognormvariate(0, 0.5), lambda in_flight: in_flight > takes
+    )
+    upstream.run(1_000)
+    _, refused, throughput = upstream.run(3_000)
+    assert refused < 0.006
+    assert throughput > 0.9 * takes / math.exp(0.5**2 / 2)
+
+
+@pytest.mark.parametrize("takes", [1, 3, 10])
+def test_it_follows_a_small_cap_that_doubles(takes: int) -> None:
+    rng = random.Random(takes)
+    upstream = Upstream(
+        AIMDLimit(), lambda _: rng.lognormvariate(0, 0.5), lambda in_flight: in_flight > takes
+    )
+    upstream.run(1_000)
+    takes *= 2
+    upstream.run(1_000 + 400)
+    size, _, _ = upstream.run(2_000)
+    assert size > 0.85 * takes
 
 
 @pytest.mark.parametrize("initial", [1, 20, 120])

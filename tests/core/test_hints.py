@@ -54,7 +54,6 @@ def test_a_reply_that_did_not_fail_has_no_hint(status: int) -> None:
             "1,2",
             "5, 5",
             "5;q=1",
-            "5s",
             "1 0",
             "five",
         ),
@@ -64,6 +63,25 @@ def test_a_reply_that_did_not_fail_has_no_hint(status: int) -> None:
 @pytest.mark.parametrize("name", [b"retry-after", b"retry-after-ms"])
 def test_what_is_no_number_is_absent(name: bytes, value: str) -> None:
     assert retry_hint([(name, value.encode())], status=429, wall_now=NOW) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "delay"),
+    [(b"1m30s", 90.0), (b"5s", 5.0), (b" 500ms\t", 0.5), (b"1h0m0.5s", 3600.5), (b"0s", 0.0)],
+)
+def test_retry_after_may_be_a_duration_as_resets_are(value: bytes, delay: float) -> None:
+    headers = [(b"retry-after", value)]
+    assert retry_hint(headers, status=429, wall_now=NOW) == Hint(delay, "retry-after")
+    assert (
+        retry_hint([(b"retry-after-ms", value)], status=429, wall_now=NOW) is None
+    )  # has its unit in its name
+
+
+@pytest.mark.parametrize(
+    "value", [b"1m 30s", b"-5s", b"+5s", b"1d", b"5S", b"PT30S", b"1.5.5s", b"s", b"6m0", b"1e3s"]
+)
+def test_a_duration_that_is_none_is_absent(value: bytes) -> None:
+    assert retry_hint([(b"retry-after", value)], status=429, wall_now=NOW) is None
 
 
 @pytest.mark.parametrize(

@@ -181,6 +181,14 @@ def test_what_says_nothing_usable_gives_no_level(headers: HeaderList) -> None:
     assert rate_limit_levels(headers, NOW) == ()
 
 
+@pytest.mark.parametrize(
+    "value",
+    [b"-0.5", b"+0", b"1e3", b".5", b"5.", b"0.", b"0x0", b"0,0", b"1.2.3", b"nan", b"9" * 16, b"\xd9\xa5.0"],
+)
+def test_what_is_no_count_says_nothing(value: bytes) -> None:
+    assert rate_limit_levels([(b"x-ratelimit-remaining-requests", value)], NOW) == ()
+
+
 @pytest.mark.parametrize("kind", [b"limit", b"remaining"])
 def test_a_negative_number_makes_the_bucket_unknown(kind: bytes) -> None:
     changed = [

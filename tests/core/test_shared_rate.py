@@ -15,10 +15,10 @@ SIZES = {"requests": (5.0, 1.0), "tokens": (100.0, 7.0), "account": (8.0, 0.5)}
 AMOUNTS = {"requests": 1.0, "account": 1.0}
 
 
-def charges(tokens: float, held: dict[str, float] | None = None) -> list[RateCharge]:
+def charges(tokens: float, held: dict[str, float] | None = None, turn: float = 0.0) -> list[RateCharge]:
     held = held or {}
     return [
-        RateCharge(key, *SIZES[key], AMOUNTS.get(key, tokens), key != "account", held.get(key, 0.0))
+        RateCharge(key, *SIZES[key], AMOUNTS.get(key, tokens), key != "account", held.get(key, 0.0), turn)
         for key in SIZES
     ]
 
@@ -77,7 +77,8 @@ class Conservation(RuleBasedStateMachine):
     @rule(target=places, place=consumes(places), late=st.floats(0, 3))
     def come_back(self, place: Place, late: float) -> object:
         self.now = max(self.now, place.due + late)
-        decision = self.ledger.take(charges(place.tokens, place.held), self.now, most_wait=1e9, mode="h")
+        asked = charges(place.tokens, place.held, place.due)
+        decision = self.ledger.take(asked, self.now, most_wait=1e9, mode="h")
         if decision.verdict is Verdict.TAKEN:
             self._grant(place.tokens)
             return multiple()
@@ -86,7 +87,7 @@ class Conservation(RuleBasedStateMachine):
     @rule(place=consumes(places))
     def give_a_place_up(self, place: Place) -> None:
         self.ledger.settle(
-            [Change(key, *SIZES[key], 0.0, held) for key, held in place.held.items()], self.now
+            [Change(key, *SIZES[key], 0.0, held, place.due) for key, held in place.held.items()], self.now
         )
 
     @rule(tokens=consumes(taken), used=st.integers(0, 130))
@@ -146,7 +147,7 @@ def test_a_late_holder_takes_nothing_that_others_have_taken() -> None:
     ledger.settle([Change("k", 10, 1, 10.0)], 1.0)
     other = ledger.take([charge], 11.5)  # the place is forgotten
     assert (held.again, other.verdict) == (10.0, Verdict.TAKEN)
-    late = ledger.take([charge._replace(held=10.0)], 11.5, most_wait=60, mode="h")
+    late = ledger.take([charge._replace(held=10.0, turn=held.turn(0))], 11.5, most_wait=60, mode="h")
     assert late.verdict is Verdict.HELD
     assert late.again == pytest.approx(10)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import random
 from typing import Any
@@ -499,7 +500,8 @@ async def test_it_stands_inside_the_retry_and_not_at_the_asgi_door() -> None:
         ({"max": 10}, "initial=20: allowed are counts from min=1 to max=10"),
         ({"min": 30, "max": 20}, "max=20"),
         ({"decrease_ratio": 1}, "decrease_ratio=1"),
-        ({"min_gain_ratio": 1}, "min_gain_ratio=1"),
+        ({"min_gain_ratio": 1}, "min_gain_ratio=1: allowed are numbers from 0 to below 1, and None"),
+        ({"min_gain_ratio": -0.1}, "min_gain_ratio=-0.1: allowed are numbers from 0 to below 1, and None"),
         ({"max_queued": -1}, "max_queued=-1"),
         ({"max_wait": -1}, "max_wait=-1"),
         ({"key": "user"}, "key='user'"),
@@ -529,6 +531,27 @@ async def test_an_algorithm_that_fails_keeps_no_slot(dry_run: bool, caplog: pyte
     assert len(algorithm.samples) == len(answers)
     assert all("algorithm=" in record.getMessage() for record in caplog.records)
     assert len(caplog.records) == 2  # one for each kind of failure
+
+
+@pytest.mark.parametrize("answer", [0, -1, 2.7, None])
+async def test_an_algorithm_that_gives_no_limit_leaves_it_as_it_was(
+    answer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    limit = ConcurrencyLimit(algorithm=lambda: Recorder(2, answer), max_wait=5.0)
+    provider = Provider(duration=1.0)
+    for target in ("one.example", "two.example"):
+        results = await run_all(Door(limit, provider=provider), 6, target=target)
+        assert all(isinstance(result, Reply) for result in results)
+        assert limit.limit(target) == limit.limits()[target] == 2
+    assert provider.peak == 2
+    (record,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert f"gave {answer!r}: allowed are integers from 1; the limit stays as it is" in record.getMessage()
+
+
+@pytest.mark.parametrize("answer", [0, -1, 2.7, None])
+async def test_an_algorithm_that_begins_with_no_limit_is_refused(answer: Any) -> None:
+    with pytest.raises(ConfigurationError, match=rf"limit is {answer}: allowed are integers from 1"):
+        ConcurrencyLimit(algorithm=lambda: Recorder(answer))
 
 
 def test_a_limit_is_a_targets_by_its_place_in_the_key() -> None:

@@ -71,6 +71,30 @@ async def test_calls_whose_key_cannot_be_had_share_one(
     assert "key=" in said[0].message
 
 
+@pytest.mark.parametrize("key", [lambda call: frozenset({call.tenant}), lambda call: (call.tenant, object())])
+@pytest.mark.parametrize("kind", LIMITS)
+async def test_so_do_those_whose_key_other_processes_may_write_otherwise(
+    kind: str, key: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert await ends_of(LIMITS[kind](key=key)) == pytest.approx([1, 1, 1])  # here they are keys like others
+    assert not caplog.records
+    assert await ends_of(LIMITS[kind](key=key, store=MemoryStore())) == pytest.approx([1, 2, 3])
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]
+    assert "allowed are with a store str, int, float" in caplog.text
+    assert await ends_of(LIMITS[kind](key=key, store=MemoryStore(), dry_run=True)) == pytest.approx([1, 1, 1])
+
+
+async def test_so_does_a_circuit_in_a_store() -> None:
+    circuit = CircuitBreaker(key=lambda _call: frozenset("a"), consecutive_failures=1, store=MemoryStore())
+
+    def fail() -> None:
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        await Pipeline([circuit]).run(fail)
+    assert [(repr(key), state.name) for key, state in circuit.states().items()] == [("other", "OPEN")]
+
+
 @pytest.mark.parametrize("key", [raises, gives_a_list])
 @pytest.mark.parametrize("kind", LIMITS)
 async def test_nor_does_a_dry_run_break_of_it(kind: str, key: Any) -> None:

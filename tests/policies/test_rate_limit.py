@@ -63,7 +63,8 @@ async def test_without_waiting_a_call_is_refused_at_once_and_told_when_to_come_b
     assert error.remaining == pytest.approx(0.4)
     assert (error.status, error.reason, error.name) == (429, "rate_limited", "rate_limit")
     assert str(error) == (
-        "rate_limit: 0.4 of 1 requests of tenant remain, 1 are needed; that takes 6 s, and 0 calls wait"
+        "rate_limit: 0.4 of 1 requests of tenant remain, 1 are needed; "
+        "that takes 6 s, more than max_wait=0 leaves it, and 0 calls wait"
     )
     assert error.retry_after is not None
     await anyio.sleep(error.retry_after)

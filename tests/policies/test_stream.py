@@ -377,11 +377,12 @@ async def test_an_event_of_the_rest_may_be_as_large_as_the_policy_says() -> None
     large = "x" * 9_000_000
     upstream = Upstream(lambda: streamed(*HALF, RESET), lambda: streamed(ROLE, says(large, "stop"), DONE))
     wide = Stream(resume="continue", prefill=["m"], max_event_size=1 << 25)
+    narrow = Stream(resume="continue", prefill=["m"], max_event_size=1 << 23)
     assert len(text(await read(await send(resilient(upstream, wide, TWICE))))) == len("Hello wor") + len(
         large
     )
     upstream = Upstream(lambda: streamed(*HALF, RESET), lambda: streamed(ROLE, says(large, "stop"), DONE))
-    body = await read(await send(resilient(upstream, GO_ON, TWICE)))
+    body = await read(await send(resilient(upstream, narrow, TWICE)))
     assert b'"read_error"' in body
     assert text(body) == "Hello wor"
 

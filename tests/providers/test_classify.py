@@ -8,7 +8,8 @@ import pytest
 from resilient_llm.outcome import Scope, Verdict
 from resilient_llm.providers import ANTHROPIC, BEDROCK, DIALECTS, GEMINI, OPENAI, UNKNOWN, Dialect
 from resilient_llm.providers.base import _is_name
-from resilient_llm.providers.codes import CODES
+from resilient_llm.providers.codes import _PHRASES, CODES, Phrase
+from resilient_llm.providers.meaning import CREDENTIAL as KEY
 
 HeaderList = list[tuple[bytes, bytes]]
 
@@ -17,6 +18,7 @@ OVERLOADED = (Verdict.FAILURE, Scope.UPSTREAM, True)
 THROTTLED = (Verdict.THROTTLED, Scope.TARGET, True)
 CREDENTIAL = (Verdict.FATAL, Scope.CREDENTIAL, False)
 CONTEXT = (Verdict.FATAL, Scope.TARGET, False)
+DENIED = (Verdict.FATAL, Scope.TARGET, False)
 REQUEST = (Verdict.FATAL, Scope.REQUEST, False)
 
 Row = tuple[Verdict, Scope, bool]
@@ -145,7 +147,7 @@ EXAMPLES = [
         OPENAI,
         403,
         openai_error("Country not supported", "request_forbidden", "unsupported_country_region_territory"),
-        CREDENTIAL,
+        DENIED,
         "unsupported_country_region_territory",
     ),
     Example(
@@ -178,6 +180,50 @@ EXAMPLES = [
         ),
         REQUEST,
         "unsupported_value",
+    ),
+    # The key may not do this: a model, a route. What it is good for is nobody's loss.
+    Example(
+        OPENAI,
+        403,
+        openai_error(
+            "Project `p` does not have access to model `m`", "invalid_request_error", "model_not_found"
+        ),
+        DENIED,
+        "model_not_found",
+    ),
+    Example(
+        OPENAI,
+        401,
+        openai_error("You have insufficient permissions for this operation.", "invalid_request_error"),
+        DENIED,
+        "insufficient_permissions",
+    ),
+    Example(
+        OPENAI, 401, openai_error("m", "invalid_request_error", "missing_scope"), DENIED, "missing_scope"
+    ),
+    Example(
+        OPENAI,
+        401,
+        openai_error("key not allowed to access model", "key_model_access_denied", "401", "model"),
+        DENIED,
+        "key_model_access_denied",
+    ),
+    Example(
+        OPENAI,
+        403,
+        openai_error("The model is blocked", "permissions_error", "model_permission_blocked_project"),
+        DENIED,
+        "model_permission_blocked_project",
+    ),
+    Example(
+        OPENAI,
+        403,
+        {
+            "code": "The caller does not have permission to execute the specified operation",
+            "error": "Your newly created team doesn't have any credits yet.",
+        },
+        CREDENTIAL,
+        "credential_refused",
     ),
     Example(
         OPENAI,
@@ -218,6 +264,26 @@ EXAMPLES = [
     ),
     # OpenRouter
     Example(OPENAI, 402, {"error": {"code": 402, "message": "Insufficient credits"}}, CREDENTIAL, "402"),
+    Example(
+        OPENAI,
+        403,
+        {"error": {"code": 403, "message": "Key limit exceeded (total limit). Manage it elsewhere"}},
+        CREDENTIAL,
+        "credential_refused",
+    ),
+    Example(
+        OPENAI,
+        402,
+        {
+            "error": {
+                "code": 402,
+                "message": "This request requires more credits, or fewer max_tokens. You can only afford 9",
+                "metadata": {"error_type": "payment_required"},
+            }
+        },
+        DENIED,
+        "request_unaffordable",
+    ),
     Example(
         OPENAI,
         402,
@@ -314,7 +380,14 @@ EXAMPLES = [
     ),
     Example(ANTHROPIC, 401, anthropic_error("authentication_error"), CREDENTIAL, "authentication_error"),
     Example(ANTHROPIC, 402, anthropic_error("billing_error"), CREDENTIAL, "billing_error"),
-    Example(ANTHROPIC, 403, anthropic_error("permission_error"), CREDENTIAL, "permission_error"),
+    Example(ANTHROPIC, 403, anthropic_error("permission_error"), DENIED, "permission_error"),
+    Example(
+        ANTHROPIC,
+        400,
+        anthropic_error("invalid_request_error", "This organization has been disabled."),
+        CREDENTIAL,
+        "credential_refused",
+    ),
     Example(
         ANTHROPIC,
         400,
@@ -403,7 +476,28 @@ EXAMPLES = [
         CREDENTIAL,
         "API_KEY_INVALID",
     ),
-    Example(GEMINI, 403, google_error(403, "PERMISSION_DENIED"), CREDENTIAL, "PERMISSION_DENIED"),
+    Example(GEMINI, 403, google_error(403, "PERMISSION_DENIED"), DENIED, "PERMISSION_DENIED"),
+    Example(
+        GEMINI,
+        403,
+        google_error(403, "PERMISSION_DENIED", "You do not have permission to access the File abc."),
+        DENIED,
+        "PERMISSION_DENIED",
+    ),
+    Example(
+        GEMINI,
+        403,
+        google_error(403, "PERMISSION_DENIED", "Consumer suspended", [reason("CONSUMER_SUSPENDED")]),
+        CREDENTIAL,
+        "CONSUMER_SUSPENDED",
+    ),
+    Example(
+        GEMINI,
+        403,
+        google_error(403, "PERMISSION_DENIED", "Your API key was reported as leaked. Please use another."),
+        CREDENTIAL,
+        "credential_refused",
+    ),
     Example(
         GEMINI,
         400,
@@ -459,8 +553,18 @@ EXAMPLES = [
     ),
     Example(BEDROCK, 424, {"__type": "ModelErrorException"}, FAILURE, "ModelErrorException"),
     Example(BEDROCK, 500, {"__type": "InternalServerException"}, FAILURE, "InternalServerException"),
-    Example(BEDROCK, 403, {"__type": "AccessDeniedException"}, CREDENTIAL, "AccessDeniedException"),
-    Example(BEDROCK, 400, {"__type": "IncompleteSignature"}, CREDENTIAL, "IncompleteSignature"),
+    Example(BEDROCK, 403, {"__type": "AccessDeniedException"}, DENIED, "AccessDeniedException"),
+    Example(
+        BEDROCK, 403, {"__type": "UnrecognizedClientException"}, CREDENTIAL, "UnrecognizedClientException"
+    ),
+    Example(
+        BEDROCK,
+        403,
+        {"Message": "Authentication failed: Please make sure your API Key is valid."},
+        CREDENTIAL,
+        "credential_refused",
+    ),
+    Example(BEDROCK, 400, {"__type": "IncompleteSignature"}, DENIED, "IncompleteSignature"),
     Example(
         BEDROCK,
         400,
@@ -498,7 +602,8 @@ BY_STATUS = [
     ),
     (529, OVERLOADED),
     (429, THROTTLED),
-    *((status, CREDENTIAL) for status in (401, 402, 403)),
+    *((status, CREDENTIAL) for status in (401, 402)),
+    (403, DENIED),
     *((status, REQUEST) for status in (400, 404, 405, 406, 410, 413, 415, 418, 422, 424, 451, 499, 501, 505)),
 ]
 AMBIGUOUS = {408, 502, 504, 520, 522, 524}
@@ -660,7 +765,7 @@ def test_what_is_no_name_does_not_reach_telemetry(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "model_not_found",
+        "model_not_active",
         "unsupported_parameter",
         "string_above_max_length",
         "invalid_base64_image",
@@ -691,3 +796,12 @@ def test_names_are_known_in_any_case() -> None:
         assert OPENAI.classify(200, [], json.dumps({"error": {"code": name}}).encode()).status == 429
     event = {"error": {"code": "throttlingException"}}
     assert BEDROCK.classify(200, [], json.dumps(event).encode()).verdict is Verdict.THROTTLED
+
+
+@pytest.mark.parametrize("phrase", [phrase for phrase in _PHRASES if phrase.meaning is KEY])
+def test_no_callers_words_take_the_key_from_others(phrase: Phrase) -> None:
+    """Providers repeat what they were sent, the name of a model for one, in what they say is wrong with it."""
+    for status in phrase.statuses:
+        for message, wanted in ((phrase.text, True), (f"no such model: `{phrase.text}`", False)):
+            body = json.dumps(openai_error(message, "permission_error")).encode()
+            assert OPENAI.classify(status, [], body).dead_credential is (wanted or status == 401)

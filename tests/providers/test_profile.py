@@ -346,13 +346,25 @@ def test_a_response_that_is_to_be_kept_is_not_safe_to_repeat(
 
 
 @pytest.mark.parametrize(
-    "body", [None, b"", b"\x00", b"[]", b'{"model": 5, "stream": "yes"}', b'{"model": ""}']
+    "body", [None, b"", b"\x00", b"[]", b'{"model": 5, "stream": "maybe"}', b'{"model": ""}']
 )
 @pytest.mark.parametrize("dialect", [*DIALECTS, UNKNOWN], ids=lambda dialect: dialect.name)
 def test_a_body_that_says_nothing_is_no_error(dialect: Dialect, body: bytes | None) -> None:
     profile = dialect.profile(Request("POST", "https://x.example/v1/chat/completions", [], body))
     assert profile.model is None
     assert profile.stream is False
+
+
+@pytest.mark.parametrize("dialect", [*DIALECTS, UNKNOWN], ids=lambda dialect: dialect.name)
+def test_yes_is_whatever_servers_take_for_it(dialect: Dialect) -> None:
+    for value in (True, 1, "true", "1", "YES", "on", "t", "y"):
+        body = json.dumps({"stream": value}).encode()
+        assert dialect.profile(Request("POST", "https://x.example/v1/chat/completions", [], body)).stream
+    for value in ("store", "background"):
+        body = json.dumps({"model": "m", value: 1}).encode()
+        assert not OPENAI.profile(
+            Request("POST", "https://api.openai.com/v1/responses", [], body)
+        ).repeat_safe
 
 
 def test_the_unknown_dialect_takes_whatever_nobody_wants() -> None:

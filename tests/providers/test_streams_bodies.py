@@ -407,6 +407,14 @@ HTML = b"<!DOCTYPE html><html><body>Just a moment...</body></html>"
         ("request", b"application/json", b"true", None),
         ("transcription", b"text/plain", b"Hello there", None),
         ("transcription", b"text/vtt", b"WEBVTT", None),
+        ("transcription", b"text/plain", b"", None),  # nothing was said
+        ("translation", b"text/plain", b"", None),
+        ("transcription", b"application/json", b"", EMPTY),
+        ("transcription", None, b"", EMPTY),
+        # What is not all UTF-8 is whole all the same, as its caller will see.
+        ("chat", b"application/json", WHOLE.replace(b"Hi", b"H\xff"), None),
+        ("chat", b"application/json", WHOLE.replace(b"Hi", b"H\xff")[:-1], CUT),
+        ("chat", b"application/json", b'{"\x00\xff', CUT),
         ("speech", b"audio/mpeg", b"\xff\xf3", None),
         ("request", b"text/html", HTML, None),
         ("chat", b"application/vnd.amazon.eventstream", b"\x00\x00\x00", None),

@@ -206,6 +206,7 @@ def sidecar(upstream: str, treatment: str = "", *, clock: float = PATIENCE, back
     backoff = {{initial = {backoff}, maximum = {backoff}, jitter = "none"}}
     [stream]
     hold_max = {2 * GIANT}
+    max_event_size = {GIANT - 1}
     {treatment}
     """
 

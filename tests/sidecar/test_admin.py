@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from prometheus_client import generate_latest
 
@@ -18,7 +19,7 @@ from resilient_llm.sidecar.observability import observe
 from resilient_llm.sidecar.reload import Reloader
 from resilient_llm.testing import FakeProvider, Fault
 from tests.asgi.server import Connection
-from tests.sidecar.support import KEY, MemoryEngine, ask
+from tests.sidecar.support import ASK, KEY, MemoryEngine, ask
 
 pytestmark = pytest.mark.anyio
 
@@ -105,6 +106,24 @@ async def test_health_says_how_targets_are_doing() -> None:
         True,
     )
     assert health["bulkheads"] == {"bulkhead": {"in_use": 0, "queued": 0}}
+
+
+async def test_what_began_before_a_reload_is_seen_while_it_runs() -> None:
+    provider = FakeProvider()
+    provider.script(None, lambda _request: Fault(token_delay=1.0))
+    sidecar = sidecar_of(provider)
+    admin = Admin(OneProcess(sidecar, None))
+    async with anyio.create_task_group() as tasks:
+        for _ in range(3):
+            tasks.start_soon(lambda: ask(sidecar, {**ASK, "stream": True}, headers=MINE))
+        await anyio.sleep(1.5)
+        for toml in (TOML, TOML + "[bulkhead]\nmax_concurrent = 7\n"):
+            await sidecar.reload(parse(toml))
+            health = (await get(admin, "/admin/health")).json
+            assert (health["running"], sidecar.running) == (3, 3)
+            assert health["bulkheads"] == {"bulkhead": {"in_use": 3, "queued": 0}}
+    health = (await get(admin, "/admin/health")).json
+    assert (health["running"], health["bulkheads"]["bulkhead"]["in_use"]) == (0, 0)
 
 
 async def test_a_circuit_is_isolated_and_closed_by_hand() -> None:

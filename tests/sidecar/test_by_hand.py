@@ -11,6 +11,7 @@ import pytest
 from resilient_llm.sidecar import ConfigError, Sidecar, parse
 from resilient_llm.sidecar.admin import Admin
 from resilient_llm.sidecar.desk import OneProcess
+from resilient_llm.sidecar.ui.snapshot import snapshot
 from resilient_llm.testing import FakeProvider, Fault
 from tests.asgi.server import Connection
 from tests.sidecar.support import ASK, MemoryEngine, ask
@@ -86,6 +87,35 @@ async def test_a_preset_that_nobody_has_asked_yet_is_isolated() -> None:
     assert (await ask(sidecar, ASK, path="/one/v1/files", method="GET")).status != 503
 
 
+async def test_a_target_that_is_asked_by_its_name_is_in_the_report_as_that_too() -> None:
+    provider = FakeProvider()
+    sidecar = sidecar_of(TWO, provider)
+    assert (await ask(sidecar, CHAT)).status == 200
+    assert [(await ask(sidecar, ASK, path="/one/v1/chat/completions")).status for _ in range(3)] == [200] * 3
+    seen = await health(sidecar)
+    assert [(one["name"], one["model"]) for one in seen["targets"]] == [
+        ("one/gpt-4o", "chat"),
+        ("two/llama", "chat"),
+        ("one", "*"),
+    ]
+    assert (seen["attempts"], seen["targets"][-1]["attempts"]) == (4, 3)
+    await post(sidecar, "/admin/circuits/one/isolate")
+    shown = (await health(sidecar))["targets"][-1]
+    assert (shown["circuit"], shown["by_hand"], shown["healthy"]) == ("isolated", ["isolated"], False)
+    rows = {row["name"]: row for row in snapshot(sidecar, started=0)["targets"]}
+    assert (rows["one"]["attempts"], rows["one"]["circuit"]) == (3, "isolated")
+
+
+async def test_calls_by_name_and_by_model_are_one_row_for_people() -> None:
+    sidecar = sidecar_of('[targets.up]\nurl = "http://up.example/v1"\npassthrough = true\n')
+    assert (await ask(sidecar)).status == 200
+    assert (await ask(sidecar, ASK, path="/up/v1/chat/completions")).status == 200
+    [row] = snapshot(sidecar, started=0)["targets"]
+    limits = {one["model"]: one["limit"] for one in (await health(sidecar))["targets"]}
+    assert (row["models"], row["attempts"], row["limit"]) == (["any", "*"], 2, limits["any"])
+    assert limits["any"] is not None
+
+
 async def test_one_model_of_a_target_is_isolated_by_the_name_that_health_has_for_it() -> None:
     sidecar = sidecar_of(
         TWO.replace('"two/llama"]', '"two/llama"]\n[models.other]\ntargets = "one/gpt-4o-mini"')
@@ -113,10 +143,10 @@ async def test_a_weight_is_effective_at_once_and_until_the_next_reload() -> None
     }
     assert set(await answered_by(sidecar, 20)) == {"two/llama"}
     shown = {one["name"]: (one["weight"], one["by_hand"]) for one in (await health(sidecar))["targets"]}
-    assert shown == {"one/gpt-4o": (1e-9, ["weight"]), "two/llama": (1.0, [])}
+    assert shown == {"one/gpt-4o": (1e-9, ["weight"]), "two/llama": (1.0, []), "one": (1e-9, ["weight"])}
     await sidecar.reload(parse(TWO))
     assert set(await answered_by(sidecar, 40)) == {"one/gpt-4o", "two/llama"}
-    assert [one["by_hand"] for one in (await health(sidecar))["targets"]] == [[], []]
+    assert [one["by_hand"] for one in (await health(sidecar))["targets"]] == [[], [], []]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +167,7 @@ async def test_a_weight_that_is_none_changes_nothing(body: object, status: int, 
     sidecar = sidecar_of(TWO)
     refused = await post(sidecar, "/admin/targets/one/weight", body)
     assert (refused.status, why in refused.body.decode()) == (status, True)
-    assert [one["by_hand"] for one in (await health(sidecar))["targets"]] == [[], []]
+    assert [one["by_hand"] for one in (await health(sidecar))["targets"]] == [[], [], []]
     assert (await post(sidecar, "/admin/targets/three/weight", {"weight": 1})).status == 404
     unasked = Connection(b"", method="GET", path="/admin/targets/one/weight", headers=[HERE])
     assert (await unasked.run(Admin(OneProcess(sidecar, None)))).headers[b"allow"] == b"POST"
@@ -240,7 +270,7 @@ async def test_a_canary_goes_on_over_a_reload_unless_it_or_its_models_changed() 
         ),
         (('key = "tenant"', 'key = "user"'), "canary.rollout.key"),
         (("error_ratio = 0.2", "eror_ratio = 0.2"), "slo.eror_ratio: unknown key"),
-        (("error_ratio = 0.2", "confidence = 0.1"), "canary.rollout.slo: confidence=0.1"),
+        (("error_ratio = 0.2", "confidence = 0.1"), "canary.rollout.slo.confidence = 0.1"),
         (
             ("[canary.rollout]", '[canary.first]\nmodel = "chat"\ncandidate = "next"\n[canary.rollout]'),
             'canary.rollout.model = "chat": has the canary first already',

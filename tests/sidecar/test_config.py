@@ -96,7 +96,7 @@ ERRORS = {
     "tiers out of order": (
         TARGET + '[models.a]\ntargets = "main"\n[models.b]\ntargets = "main"\n'
         '[tiers.auto]\ntiers = [{model = "a", up_to = 0.9}, {model = "b", up_to = 0.5}]',
-        "tiers: models['auto']: up_to is [0.9, 0.5]",
+        "8: tiers.auto.tiers = [{model, up_to}, {model, up_to}]: up_to is [0.9, 0.5]; allowed are tiers in",
     ),
     "a tenant without a key": (
         TARGET + "[tenants.a]\nweight = 2",
@@ -137,11 +137,11 @@ ERRORS = {
     ),
     "backoff that contradicts itself": (
         TARGET + "[retry]\nbackoff = {initial = 5, maximum = 1}",
-        "3: retry: maximum=1",
+        "4: retry.backoff.maximum = 1.0: allowed are finite seconds from initial=5.0",
     ),
     "streams gone on with by nobody": (
         TARGET + '[stream]\nresume = "continue"',
-        "resume='continue' needs prefill=",
+        "4: stream.resume: resume='continue' needs prefill=",
     ),
     "a URL of another scheme": (
         '[targets.a]\nurl = "ftp://x"',
@@ -215,7 +215,53 @@ ERRORS = {
     ),
     "a port that is none": (
         '[targets.a]\nurl = "http://x:99999/v1"',
-        "2: targets.a.url = ...: has a port that is none; allowed are whole numbers from 1 to 65535",
+        '2: targets.a.url = "http://x:99999...": has a port that is none; allowed are whole numbers from 1 to 65535',
+    ),
+    "no URL": (
+        '[targets.a]\nurl = ""',
+        '2: targets.a.url = "": has no scheme; allowed are http and https URLs',
+    ),
+    "a way to show a key that may be one": (
+        TARGET + 'auth = "x y"',
+        """3: targets.main.auth = "...": allowed are 'bearer', names of headers""",
+    ),
+    "a share of slots that there are none of": (
+        TARGET + "[bulkhead]\nmax_queued_total = 5",
+        "4: bulkhead.max_queued_total = 5: allowed only with shared=",
+    ),
+    "a percentile of all": (TARGET + "[hedge]\npercentile = 1.0", "4: hedge.percentile = 1.0: allowed are"),
+    "an SLO that is sure": (
+        TARGET + '[models]\na.targets = "main/a"\nb.targets = "main/b"\n'
+        '[canary.c]\nmodel = "a"\ncandidate = "b"\nslo = {confidence = 1.0}',
+        "9: canary.c.slo.confidence = 1.0: allowed are numbers between",
+    ),
+    "a hedge that comes too late": (
+        TARGET + "[server]\ndeadline = 1\n[hedge]\ndelay = 3",
+        "5: hedge: no hedge fits: ",
+    ),
+    "a variable that has no store's URL": (
+        TARGET + '[store]\nredis_env = "NO_URL"',
+        "4: store.redis_env: the URL in the environment variable NO_URL is none: allowed are a URL",
+    ),
+    "a number for a name, or several": (
+        TARGET + "api_key_env = 3",
+        "3: targets.main.api_key_env = 3: a string, or a list of strings, is expected",
+    ),
+    "a number for the targets of a model": (
+        TARGET + "[models.a]\ntargets = 3",
+        '4: models.a.targets = 3: "target", "target/model", a table, or a list of these is expected',
+    ),
+    "a list in a list of targets": (
+        TARGET + '[models.a]\ntargets = [["main"]]',
+        '4: models.a.targets[0] = ["main"]: "target", "target/model" or a table is expected',
+    ),
+    "a window beyond all": (
+        TARGET + "context_window = 99999999999999999999",
+        "3: targets.main.context_window = 99999999999999999999: allowed are numbers below 1000000000000",
+    ),
+    "a weight beyond all": (
+        TARGET + "[models.a]\ntargets = {target = 'main', weight = 1e300}",
+        "4: models.a.targets[0].weight = 1e+300: allowed are numbers below 1e+12",
     ),
     "a collector at a port that is none": (
         TARGET + '[telemetry]\notlp_endpoint = "http://collector:99999"',
@@ -245,10 +291,59 @@ def test_errors_name_the_place_the_value_and_what_is_allowed(
     file = tmp_path / "gateway.toml"
     file.write_text(text)
     with pytest.raises(ConfigError) as refused:
-        check(file, environ={})
+        check(file, environ={"NO_URL": "://x"})
     for part in expected:
         assert part in str(refused.value)
     assert str(refused.value).startswith(f"{file}:")
+
+
+TENANT = '[tenants.a]\nkey_env = "K"\n'
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "",
+        " ",
+        "a b",
+        "[::1]",
+        "127.0.0.1:80",
+        "::1 ",
+        "127.0.0.300",
+        "127.1",
+        "0",
+        "a..b",
+        "a.-:80",
+        "*",
+        "a" * 64,
+    ],
+)
+@pytest.mark.parametrize("table", ["server", "admin"])
+def test_hosts_that_no_socket_can_have_are_refused(table: str, host: str) -> None:
+    token = '\ntoken_env = "T"' if table == "admin" else ""
+    with pytest.raises(ConfigError) as refused:
+        parse(f'{TARGET}{TENANT}[{table}]\nhost = "{host}"{token}', file="g")
+    assert str(refused.value).startswith(f'g:6: {table}.host = "{host[:50]}')
+    assert "an address or a host's name is expected, without port or brackets" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.0.0.1",
+        "0.0.0.0",
+        "::",
+        "::1",
+        "fe80::1%eth0",
+        "localhost",
+        "sidecar",
+        "my-host.example",
+        "a.example.",
+        "1a",
+    ],
+)
+def test_hosts_are_addresses_and_names(host: str) -> None:
+    assert parse(f'{TARGET}{TENANT}[server]\nhost = "{host}"').server.host == host
 
 
 @pytest.mark.parametrize(
@@ -305,11 +400,20 @@ def test_a_tenants_key_may_have_bytes_that_are_no_text() -> None:
         TARGET + '[admin]\ntoken_env = "sk-proj-abcdefghij0123456789"',
         TARGET + '[store]\nredis_env = "redis://:sk-proj-abcdefghij0123456789@x"',
         TARGET + 'weight = "sk-proj-abcdefghij0123456789"',
+        TARGET + 'auth = "abcdefghij klm"',
+        '[targets.a]\nurl = "http://user:abcdefghij@h:99999/v1"',
+        '[targets.a]\nurl = "http://user:abcdefghij/x@h/v1"',
+        '[targets.a]\nurl = "user:abcdefghij@h/v1"',
+        '[targets.a]\nurl = "sk-abcdefghij"',
+        '[targets.a]\nurl = "http://h:99999/abcdefghij"',
+        '[targets.a]\nurl = "http://h:abcdefghij"',
     ],
 )
-def test_no_error_repeats_a_secret(text: str) -> None:
+def test_no_error_repeats_a_secret(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "g.toml"
+    file.write_text(text)
     with pytest.raises(ConfigError) as refused:
-        parse(text)
+        check(file, {})
     assert "abcdefghij" not in str(refused.value)
     assert "abcdefghij" not in repr(refused.value)
 

@@ -9,8 +9,14 @@ from typing import Any
 
 import pytest
 
-from resilient_llm.sidecar.crew_desk import CrewDesk, Orders
-from resilient_llm.sidecar.desk import JSON, Answer
+from resilient_llm.sidecar import Sidecar, parse
+from resilient_llm.sidecar.admin import Admin
+from resilient_llm.sidecar.crew_desk import CrewDesk
+from resilient_llm.sidecar.desk import JSON, Answer, OneProcess
+from resilient_llm.sidecar.orders import Orders
+from resilient_llm.testing import FakeProvider
+from tests.asgi.server import Connection
+from tests.sidecar.support import MemoryEngine
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
 
@@ -25,6 +31,8 @@ class FakeWorker:
         self.number = number
         self.answer = answer
         self.is_ready = is_ready
+        self.is_silent = False
+        self.pid = 1000 + number
         self.killed = False
         self.heard: list[str] = []
         self.while_asked: Callable[[], None] | None = None
@@ -83,13 +91,52 @@ async def test_who_hangs_is_left_alone_by_those_who_only_look(tmp_path: Path) ->
     assert not hanging.killed
 
 
-async def test_who_refuses_a_reload_is_ended_and_who_refuses_a_change_is_not(tmp_path: Path) -> None:
+async def test_what_cannot_be_done_nobody_is_asked_for(tmp_path: Path) -> None:
+    worker, beginner = FakeWorker(1), FakeWorker(2, is_ready=False)
+    desk = desk_of(tmp_path, worker, beginner)
+    for path, expected in (("targets/a/weight", 400), ("circuits/b/isolate", 404), ("canary/c", 404)):
+        status, _, _ = await desk.answer("POST", f"/admin/{path}", b"")
+        assert status == expected
+    assert (worker.heard, beginner.heard) == ([], [])
+
+
+@pytest.mark.parametrize("path", ["/admin/reload", "/admin/circuits/a/isolate"])
+async def test_who_refuses_what_can_be_done_is_ended(path: str, tmp_path: Path) -> None:
     refusing = FakeWorker(2, (422, JSON, b"{}"))
-    desk = desk_of(tmp_path, FakeWorker(1), refusing)
-    status, _, _ = await desk.answer("POST", "/admin/targets/a/weight", b"")
-    assert (status, refusing.killed) == (422, False)
-    await desk.reload()
-    assert refusing.killed
+    status, _, _ = await desk_of(tmp_path, FakeWorker(1), refusing).answer("POST", path, b"")
+    assert (status, refusing.killed) == (200, True)
+
+
+async def test_it_is_ready_while_somebody_serves_and_is_not_silent(tmp_path: Path) -> None:
+    first, second = FakeWorker(1), FakeWorker(2)
+    desk = desk_of(tmp_path, first, second)
+    admin = Admin(desk)
+
+    async def ready() -> tuple[int | None, str]:
+        answered = await Connection(b"", method="GET", path="/readyz", headers=[]).run(admin)
+        return answered.status, answered.body.decode()
+
+    assert await ready() == (200, "ok\n")
+    first.is_silent, second.is_ready = True, False
+    assert await ready() == (503, "no worker serves\n")
+    first.is_silent = False
+    assert await ready() == (200, "ok\n")
+    first.is_ready = False
+    assert await ready() == (503, "no worker serves\n")
+    desk._crew.draining = True  # type: ignore[misc]
+    assert await ready() == (503, "draining\n")
+
+
+async def test_who_hangs_is_seen_with_its_process(tmp_path: Path) -> None:
+    sidecar = Sidecar(parse(TOML), MemoryEngine(FakeProvider()))
+    health = await OneProcess(sidecar, None).answer("GET", "/admin/health", b"")
+    desk = desk_of(tmp_path, FakeWorker(1, health), FakeWorker(2, None), FakeWorker(3, is_ready=False))
+    _, _, body = await desk.answer("GET", "/admin/health", b"")
+    assert [(one["worker"], one["pid"], one["running"]) for one in json.loads(body)["workers"]] == [
+        (1, 1001, 0),
+        (2, 1002, None),
+        (3, None, None),
+    ]
 
 
 async def test_who_begins_to_serve_meanwhile_is_told_and_stays(tmp_path: Path) -> None:

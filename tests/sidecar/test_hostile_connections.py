@@ -236,6 +236,17 @@ def test_whoever_takes_nothing_is_left(sent: bytes) -> None:
             deque((client.answer() for _ in range(4)), maxlen=0)  # one of them is not there in full
 
 
+def test_whoever_takes_a_little_all_the_time_is_not_left() -> None:
+    with endless(send_timeout=0.5) as sidecar, Client(sidecar.url) as client:
+        client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.send(STREAM)
+        end = time.monotonic() + 3.0  # for several times as long as somebody is waited for who takes nothing
+        while time.monotonic() < end:
+            assert client.socket.recv(2000)
+            time.sleep(0.02)
+        assert not any("took nothing" in line for line in sidecar.log.lines)
+
+
 def test_more_connections_than_allowed_are_refused_and_the_others_served() -> None:
     with served(max_connections=3) as sidecar:
         kept = [Client(sidecar.url) for _ in range(3)]

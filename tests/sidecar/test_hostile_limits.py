@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from resilient_llm.testing import FakeProvider, serve_in_thread
+from resilient_llm.testing import FakeProvider, Fault, serve_in_thread
 from tests.sidecar.process import PORTS, Process, started
 from tests.sidecar.raw import LONG, Client, get, post
 
@@ -84,18 +84,49 @@ def test_clients_are_refused_before_descriptors_end(tmp_path: Path) -> None:
         stack.callback(process.kill)
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (100, 100))  # long before it looks
         url = process.wait_for("listening")["url"]
-        clients = [stack.enter_context(Client(url)) for _ in range(50)]
+        clients = [stack.enter_context(Client(url)) for _ in range(34)]
         for client in clients:
             client.send(post())
             assert client.answer().status == 200
         with Client(url) as client:
             assert client.answer().status == 503
-        assert process.wait_for("Service Unavailable, 50 connections are open")["level"] == "warning"
+        assert process.wait_for("Service Unavailable, 34 connections are open")["level"] == "warning"
         clients[0].send(post())  # the others go on
         assert clients[0].answer().status == 200
         for client in clients:
             client.close()
         eventually("it serves again", lambda: serves(url))
+
+
+def test_as_many_are_served_at_once_as_are_let_in(tmp_path: Path) -> None:
+    """Each has a connection to the provider, and whoever operates the sidecar gets through."""
+    file = tmp_path / "gateway.toml"
+    slow = FakeProvider(max_requests_kept=0)
+    slow.script(None, lambda _request: Fault(delay_headers=2.0))
+    with serve_in_thread(slow) as upstream, ExitStack() as stack:
+        file.write_text(f'{PORTS}[targets.one]\nurl = "{upstream}/v1"\nconcurrency.enabled = false\n')
+        process = Process(file)
+        stack.callback(process.kill)
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (100, 100))  # long before it looks
+        listening = process.wait_for("listening")
+        clients = [stack.enter_context(Client(listening["url"])) for _ in range(34)]
+        for client in clients:
+            client.send(post())
+        assert httpx.get(f"{listening['admin_url']}/healthz").status_code == 200
+        assert {client.answer().status for client in clients} == {200}
+
+
+def test_it_does_not_begin_with_too_few_descriptors(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.toml"
+    file.write_text(f'{PORTS}[targets.one]\nurl = "http://127.0.0.1:9/v1"\n')
+    process = Process(file)
+    try:
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (60, 60))  # long before it looks
+        code, stderr = process.end()
+        assert code == 1
+        assert "may open 60 files" in stderr
+    finally:
+        process.kill()
 
 
 def test_it_goes_on_after_its_descriptors_ended(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 
+import anyio
 import pytest
+from anyio.abc import SocketAttribute, SocketStream
 
 from resilient_llm.testing import FakeProvider, serve
 from tests.sidecar.support import ANSWER, ASK, exchange, over_sockets
@@ -44,3 +46,31 @@ async def test_a_refusal_has_a_length() -> None:
         received = await exchange(url, request(b"no JSON"), patience=30)
     assert received.startswith(b"HTTP/1.1 400")
     assert b"content-length" in received
+
+
+async def read_all(client: SocketStream) -> None:
+    while True:
+        await client.receive()
+
+
+async def test_a_reply_that_breaks_off_does_not_end_as_a_whole_one_does() -> None:
+    async def cut(stream: SocketStream) -> None:
+        async with stream:
+            while b"\r\n\r\n" not in await stream.receive():
+                pass
+            await stream.send(
+                b"HTTP/1.1 200 OK\r\ncontent-type: audio/mpeg\r\ntransfer-encoding: chunked\r\n\r\n5\r\nsound\r\n"
+            )
+            await stream.send(b"5\r\nnoi")
+
+    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener:
+        upstream = f"http://127.0.0.1:{listener.extra(SocketAttribute.local_port)}"  # noqa: S610
+        toml = f'[targets.main]\nurl = "{upstream}/v1"\npassthrough = true\n'
+        async with anyio.create_task_group() as tasks, over_sockets(toml) as (url, _):
+            tasks.start_soon(listener.serve, cut)
+            port = int(url.rpartition(":")[2])
+            async with await anyio.connect_tcp("127.0.0.1", port) as client:
+                await client.send(b"GET /main/v1/audio HTTP/1.0\r\n\r\n")
+                with anyio.fail_after(20), pytest.raises(anyio.BrokenResourceError):
+                    await read_all(client)
+            tasks.cancel_scope.cancel()

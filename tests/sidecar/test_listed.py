@@ -54,7 +54,17 @@ async def test_who_may_ask_for_some_models_sees_these(toml: str) -> None:
     sidecar = Sidecar(parse(toml), engine)
     listed = await ask(sidecar, b"", path="/v1/models", method="GET", headers=[BEARER])
     assert [model["id"] for model in listed.json["data"]] == ["small", "org/tiny"]
-    for path, status in (("small", 200), ("org/tiny", 200), ("large", 404), ("small/large", 404)):
+    for path, status in (
+        ("small", 200),
+        ("org/tiny", 200),
+        ("org%2Ftiny", 200),
+        ("org%2ftiny", 200),
+        ("large", 404),
+        ("small/large", 404),
+        ("small%2Flarge", 404),
+        ("org%252Ftiny", 400),
+        ("org%2F..%2Ftiny", 400),
+    ):
         one = await ask(sidecar, b"", path=f"/v1/models/{path}", method="GET", headers=[BEARER])
         assert one.status == status
     assert engine.sent == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import httpx
 import pytest
 
 from resilient_llm.sidecar.log_writer import LogWriter
+from resilient_llm.sidecar.whole_lines import LinesLostError
 from resilient_llm.testing import FakeProvider, serve_in_thread
 from tests.sidecar.process import PORTS
 from tests.sidecar.support import ASK
@@ -59,6 +61,29 @@ def test_what_is_not_taken_is_left_out_and_counted_once_there_is_room() -> None:
     out.write("more\n")
     out.flush()
     assert stuck.written[-1] == "more\n"
+
+
+def test_what_cannot_be_written_is_counted_and_told_before_the_next_that_can() -> None:
+    class Full:
+        def __init__(self) -> None:
+            self.written: list[str] = []
+            self.full = True
+
+        def write(self, text: str, /) -> None:
+            if self.full:
+                raise LinesLostError(text.count("\n"), OSError(errno.ENOSPC, "No space left on device"))
+            self.written.append(text)
+
+    disk = Full()
+    out = LogWriter(disk, lost=lost, patience=60)
+    for _ in range(3):
+        out.write(2 * LINE)
+        out.flush()
+    disk.full = False
+    out.write("more\n")
+    out.write("and more\n")
+    out.flush()
+    assert "".join(disk.written) == "6 left out\nmore\nand more\n"
 
 
 def test_a_piece_larger_than_all_that_may_wait_passes_alone() -> None:

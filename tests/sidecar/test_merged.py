@@ -137,6 +137,8 @@ def test_canaries_that_differ_are_mixed() -> None:
 
     same = one_health([report(**standing("running", 0.5, 1)), report(**standing("running", 0.5, 1))])
     assert (same["canaries"]["c"]["state"], same["canaries"]["c"]["step"]) == ("running", 1)
+    tenths = one_health([report(**standing("running", 0.1, 0))] * 3)
+    assert tenths["canaries"]["c"]["share"] == 0.1
     assert same["canaries"]["c"]["seen"] == {"calls": 10, "errors": 2, "client_errors": 0}
     mixed = one_health([report(**standing("running", 0.5, 1)), report(**standing("rolled_back", 0.0, None))])
     assert (mixed["canaries"]["c"]["state"], mixed["canaries"]["c"]["share"]) == ("mixed", 0.25)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import signal
+import threading
 from pathlib import Path
 
 import httpx
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
 
+from resilient_llm.sidecar import observability, parse
 from resilient_llm.testing import FakeProvider, serve_in_thread
 from tests.otlp import Receiver
 from tests.sidecar.process import PORTS, started
-from tests.sidecar.support import ASK
+from tests.sidecar.support import ASK, OPEN
 
 TRACES = {"sampled": f"00-{'a' * 32}-{'b' * 16}-01", "unsampled": f"00-{'c' * 32}-{'d' * 16}-00"}
 
@@ -53,3 +56,17 @@ def test_a_clients_trace_is_as_the_client_decided_and_of_others_a_share_is_sent(
     assert received[0][2] in attempts
     assert (received[1][1], received[1][3]) == ("c" * 32, "00")
     assert int(received[2][3], 16) & 1 == begun_here
+
+
+def test_a_collector_that_hangs_holds_up_the_end_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observability, "_LAST_SPANS", 0.05)
+    ended, waited = threading.Event(), []
+
+    def hang(_self: TracerProvider) -> None:
+        waited.append(ended.wait(30))
+
+    monkeypatch.setattr(TracerProvider, "shutdown", hang)
+    seen = observability.observe(parse(f'{OPEN}[telemetry]\notlp_endpoint = "http://127.0.0.1:9"\n'))
+    seen.shutdown()
+    assert waited == []
+    ended.set()

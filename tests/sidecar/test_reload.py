@@ -230,3 +230,17 @@ async def test_what_was_replaced_is_forgotten() -> None:
         await ask(sidecar, {**ASK, "model": "m"})
     gc.collect()
     assert [one() for one in seen] == [None] * 10
+
+
+async def test_limits_and_circuits_in_a_store_change_with_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STORE", "redis://127.0.0.1:9")
+    stored = '[store]\nredis_env = "STORE"\n'
+    first = ONE + "quota = { requests_per_minute = 60 }\ncircuit = { consecutive_failures = 3 }\n" + stored
+    second = first.replace("60", "120").replace("= 3 }", "= 9 }")
+    sidecar = memory(FakeProvider(), first)
+    circuit = sidecar.setup.circuits["one"]
+    for toml in (second, first, second):
+        await sidecar.reload(parse(toml))
+        assert sidecar.setup.circuits["one"] is not circuit
+        circuit = sidecar.setup.circuits["one"]
+    await sidecar.aclose()

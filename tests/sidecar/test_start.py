@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
+
+from tests.sidecar.process import PORTS
 
 pytestmark = pytest.mark.realtime
 
@@ -62,3 +67,28 @@ def test_the_first_call_loads_nothing(tmp_path: Path) -> None:
         check=False,
     )
     assert (done.stdout, done.returncode) == ("200 []\n", 0), done.stderr
+
+
+@pytest.mark.parametrize(("closed", "workers"), [("<&-", 1), ("2>&-", 1), ("<&- 2>&-", 2)])
+def test_standard_files_that_are_closed_are_taken_for_no_others(
+    closed: str, workers: int, tmp_path: Path
+) -> None:
+    file = tmp_path / "gateway.toml"
+    file.write_text(f'{PORTS}[targets.a]\nurl = "http://127.0.0.1:9/v1"\n')
+    command = f'exec "$0" -m resilient_llm.cli serve --config "$1" --workers {workers} {closed}'
+    process = subprocess.Popen(
+        ["sh", "-c", command, sys.executable, str(file)],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout is not None
+        listening = next(line for line in process.stdout if '"listening"' in line)
+        assert httpx.get(f"{json.loads(listening)['url']}/healthz").status_code == 200
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+        assert process.returncode == 0
+    finally:
+        process.kill()
+        process.communicate()

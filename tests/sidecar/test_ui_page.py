@@ -341,7 +341,7 @@ async def test_nothing_is_worked_out_while_nobody_looks() -> None:
 
 async def test_the_stream_ends_while_no_worker_answers() -> None:
     class Nobody:
-        draining = False
+        not_ready: str | None = None
 
         async def answer(self, _method: str, _path: str, _body: bytes) -> tuple[int, Headers, bytes]:
             return 503, [], b"No worker answers.\n"

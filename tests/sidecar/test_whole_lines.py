@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from resilient_llm.sidecar.whole_lines import WholeLines
+from resilient_llm.sidecar.whole_lines import LinesLostError, WholeLines
 
 WRITER = """
 import sys
@@ -62,3 +63,44 @@ def test_a_line_that_is_longer_than_a_piece_is_written_all_the_same() -> None:
     os.close(send)
     reader.join(60)
     assert read == ["x" * 200_000 + "\n", "é\n"]
+
+
+class Disk:
+    """Takes so many bytes more, and then none."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.room = 0
+        self.written = b""
+        monkeypatch.setattr(os, "write", self.write)
+
+    def write(self, _fd: int, data: bytes) -> int:
+        if not self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        taken = data[: self.room]
+        self.room -= len(taken)
+        self.written += taken
+        return len(taken)
+
+
+@pytest.mark.parametrize(
+    ("room", "lost", "left"),
+    [(0, 3, b""), (2, 3, b"aa"), (3, 2, b"aa\n"), (4, 2, b"aa\nb"), (8, 1, b"aa\nbb\ncc")],
+)
+def test_a_line_that_is_torn_takes_no_other_with_it(
+    room: int, lost: int, left: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (tmp_path / "log").open("wb") as file:
+        disk = Disk(monkeypatch)
+        out = WholeLines(file.fileno())
+        disk.room = room
+        for _ in range(2):  # the second time there is no room at all
+            with pytest.raises(LinesLostError) as raised:
+                out.write("aa\nbb\ncc\n")
+            assert raised.value.errno == errno.ENOSPC
+            assert raised.value.lines == lost
+            lost = 3
+        disk.room = 100
+        out.write("dd\n")
+        monkeypatch.undo()
+    end = b"" if left.endswith(b"\n") or not left else b"\n"
+    assert disk.written == left + end + b"dd\n"

@@ -184,6 +184,26 @@ def test_one_that_begins_while_something_changes_is_told_of_it(tmp_path: Path) -
             assert answered == {"three"}
 
 
+def test_they_are_not_ready_while_all_of_them_hang(tmp_path: Path) -> None:
+    with serve_in_thread(FakeProvider()) as upstream:
+        file = written(tmp_path / "gateway.toml", upstream)
+        with started(file, "--workers", "2") as (_process, _url, admin):
+            pids = [one["pid"] for one in workers_of(admin)]
+
+            def ready() -> tuple[int, str]:
+                answer = httpx.get(f"{admin}/readyz", timeout=60)
+                return answer.status_code, answer.text
+
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP)
+            try:
+                until(lambda: ready() == (503, "no worker serves\n"))  # without anybody asking for more
+            finally:
+                for pid in pids:
+                    os.kill(pid, signal.SIGCONT)
+            until(lambda: ready() == (200, "ok\n"))
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_they_drain_together(number: signal.Signals, tmp_path: Path) -> None:
     provider = Gate(FakeProvider())
@@ -341,7 +361,7 @@ def test_tls_and_ipv6_on_several_workers(tmp_path: Path) -> None:
 
 @pytest.mark.anyio
 async def test_a_worker_that_cannot_begin_ends_the_start(capfd: pytest.CaptureFixture[str]) -> None:
-    first = {"path": "gateway.toml", "text": "[", "changes": []}
+    first = {"path": "gateway.toml", "started": '[targets.one]\nurl = "http://one.example"\n', "text": "["}
     crew = Crew("127.0.0.1", 0, 2, drain_timeout=1, first=lambda: first)
     try:
         with anyio.fail_after(60), pytest.raises(StartError, match=r"worker . could not start: exit code 1"):

@@ -234,10 +234,13 @@ async def test_a_retry_gives_up_at_once_where_another_has_opened_it() -> None:
     assert len(other.provider.attempts) == 1
 
 
-async def test_a_key_that_means_nothing_elsewhere_is_refused() -> None:
-    process = Process(MemoryStore(), key=lambda _call: object())
+async def test_keys_that_mean_nothing_elsewhere_share_one_that_is_local() -> None:
+    store = MemoryStore()
+    one, other = (Process(store, FAILURE, FAILURE, key=lambda _call: object()) for _ in range(2))
+    assert [await one.call() for _ in range(3)] == [FAILURE, FAILURE, None]
+    assert await other.call() == FAILURE
     with pytest.raises(ConfigurationError, match="what is shared between processes"):
-        await process.door()
+        one.breaker.state(object())
 
 
 async def test_keys_beyond_the_most_share_one_that_is_local() -> None:

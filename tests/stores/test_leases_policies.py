@@ -7,6 +7,7 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
+from uuid import UUID
 
 import anyio
 import anyio.lowlevel
@@ -16,7 +17,6 @@ from resilient_llm import (
     Bulkhead,
     BulkheadFullError,
     ConcurrencyLimit,
-    ConfigurationError,
     DeadlineExceededError,
     StoreUnavailableError,
 )
@@ -292,10 +292,17 @@ async def test_a_key_whose_call_is_still_asking_the_store_makes_no_room() -> Non
         assert bulkhead.in_use() == 2
 
 
-async def test_keys_that_other_processes_may_write_otherwise_are_refused() -> None:
-    door = Door(Bulkhead(max_concurrent=1, key=lambda _: 1.5, store=MemoryStore()), provider=Upstream())
-    with pytest.raises(ConfigurationError, match=r"1\.5"):
-        await door()
+async def test_keys_that_are_no_strings_are_the_same_in_every_process() -> None:
+    upstream, store = Upstream(), MemoryStore()
+    doors = [
+        Door(Bulkhead(max_concurrent=1, key=lambda _: UUID(int=7), store=store), provider=upstream)
+        for _ in range(2)
+    ]
+    began = anyio.current_time()
+    async with anyio.create_task_group() as tasks:
+        for door in doors:
+            tasks.start_soon(door)
+    assert anyio.current_time() - began == pytest.approx(2)
 
 
 # A store that fails

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from random import Random
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -28,6 +29,7 @@ from resilient_llm.core.shared_rate import (
 from resilient_llm.stores import RedisStore
 
 Result = TypeVar("Result")
+Named = TypeVar("Named", RateCharge, Change)
 
 SIZES = {"requests": (3.0, 0.5), "tokens": (1_000.0, 33.3), "burst": (1.0, 1.0), "account": (5.0, 0.1)}
 KEYS = st.lists(st.sampled_from(sorted(SIZES)), min_size=1, unique=True)
@@ -68,6 +70,9 @@ def machine(  # noqa: C901 - a class
             self.account = uuid4().hex
             self.ledger = RateLedger()
             self.held: dict[str, float] = {}
+            self.turns: dict[
+                str, tuple[float, float]
+            ] = {}  # theirs and ours, which differ by what is rounded
             self.taken: list[list[RateCharge]] = []
 
         def charges(self, keys: Sequence[str], share: float) -> list[RateCharge]:
@@ -75,6 +80,9 @@ def machine(  # noqa: C901 - a class
                 RateCharge(key, *SIZES[key], SIZES[key][0] * share, key != "account", self.held.get(key, 0.0))
                 for key in keys
             ]
+
+        def with_turns(self, whose: int, named: Sequence[Named]) -> list[Named]:
+            return [each._replace(turn=self.turns.get(each.key, (0.0, 0.0))[whose]) for each in named]
 
         @rule(seconds=st.sampled_from([0.001, 0.3, 1.0, 1.7, 20.0, 100.0, -5.0, -90.0]))
         def time_passes(self, seconds: float) -> None:
@@ -88,11 +96,14 @@ def machine(  # noqa: C901 - a class
         )
         def take(self, keys: list[str], share: float, most_wait: float, mode: TakeMode) -> None:
             charges = self.charges(keys, share)
-            theirs = run(store.rates.take(self.account, charges, most_wait=most_wait, mode=mode))
-            ours = self.ledger.take(charges, now[0], most_wait=most_wait, mode=mode)
+            asked = self.with_turns(0, charges)
+            theirs = run(store.rates.take(self.account, asked, most_wait=most_wait, mode=mode))
+            asked = self.with_turns(1, charges)
+            ours = self.ledger.take(asked, now[0], most_wait=most_wait, mode=mode)
             alike(theirs, ours)
-            for key, held in zip(keys, ours.held, strict=True):
+            for index, (key, held) in enumerate(zip(keys, ours.held, strict=True)):
                 self.held[key] = held
+                self.turns[key] = theirs.turn(index), ours.turn(index)
             if ours.verdict is Verdict.TAKEN:
                 self.taken.append(charges)
 
@@ -110,8 +121,9 @@ def machine(  # noqa: C901 - a class
                 )
                 for charge in self.taken.pop()
             ]
-            said = told(lambda hear: store.rates.settle(self.account, changes, hear))
-            levels_alike(said, self.ledger.settle(changes, now[0]))
+            theirs = self.with_turns(0, changes)
+            said = told(lambda hear: store.rates.settle(self.account, theirs, hear))
+            levels_alike(said, self.ledger.settle(self.with_turns(1, changes), now[0]))
 
         @rule(keys=KEYS, share=st.sampled_from([-3.0, 0.0, 0.4, 9.0]), pause=st.sampled_from([0.0, 2.0]))
         def lower(self, keys: list[str], share: float, pause: float) -> None:
@@ -149,3 +161,56 @@ def test_the_scripts_do_what_the_reference_does(machine: type[RuleBasedStateMach
             suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
         ),
     )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_places_are_kept_and_forgotten_as_by_the_reference(
+    seed: int, server: Any, loop: asyncio.Runner
+) -> None:
+    rng, now, ledger = Random(seed), 1_000_000.0, RateLedger()
+    store = RedisStore(server.url, clock="client", timeout=5.0, on_store_error="closed")
+    store.rates._clock = lambda: now
+    places: list[
+        tuple[list[RateCharge], list[RateCharge]]
+    ] = []  # as the server knows them, and as the ledger
+
+    async def ask(theirs: list[RateCharge], ours: list[RateCharge]) -> None:
+        said = await store.rates.take("account", theirs, most_wait=60.0, mode="h")
+        expected = ledger.take(ours, now, most_wait=60.0, mode="h")
+        alike(said, expected)
+        if expected.verdict is Verdict.HELD:
+            places.append((back_for(theirs, said), back_for(ours, expected)))
+
+    def back_for(charges: list[RateCharge], decision: RateDecision) -> list[RateCharge]:
+        return [
+            charge._replace(held=held, turn=decision.turn(at))
+            for at, (charge, held) in enumerate(zip(charges, decision.held, strict=True))
+        ]
+
+    async def go() -> None:
+        nonlocal now
+        for _ in range(400):
+            now += rng.choice((0.0, 0.1, 0.7, 2.0))
+            place = rng.randrange(len(places)) if places else None
+            what = rng.random()
+            if place is None or what < 0.35:
+                keys = rng.sample(("requests", "account"), rng.randrange(1, 3))
+                charges = [RateCharge(key, *SIZES[key], 1.0) for key in keys]
+                await ask(charges, charges)
+            elif what < 0.8:
+                await ask(*places.pop(place))
+            elif what < 0.9:
+                theirs, ours = (
+                    [Change(*each[:3], freed=each.held, turn=each.turn) for each in charges]
+                    for charges in places.pop(place)
+                )
+                heard: asyncio.Future[Sequence[RateLevel]] = asyncio.get_running_loop().create_future()
+                store.rates.settle("account", theirs, heard.set_result)
+                levels_alike(await heard, ledger.settle(ours, now))
+            else:
+                places.pop(place)  # dies
+
+    try:
+        loop.run(go())
+    finally:
+        loop.run(store.aclose())

@@ -60,10 +60,10 @@ def test_places_of_the_dead_are_forgotten_while_others_keep_places() -> None:
     assert ledger.take([CHARGE], 0.0).verdict is Verdict.TAKEN
     for _ in range(3):
         assert ledger.take([CHARGE], 0.0, most_wait=30.0, mode="h").verdict is Verdict.HELD
-    now, mine, grants = 0.1, 0.0, []
+    now, mine, grants = 0.1, CHARGE, []
     while now < 12.0:
-        decision = ledger.take([CHARGE._replace(held=mine)], now, most_wait=30.0, mode="h")
-        mine = decision.held[0]
+        decision = ledger.take([mine], now, most_wait=30.0, mode="h")
+        mine = CHARGE._replace(held=decision.held[0], turn=decision.turn(0))
         if decision.verdict is Verdict.TAKEN:
             grants.append(now)
             now += 0.001
@@ -83,7 +83,7 @@ def test_places_of_the_living_are_not_forgotten_before_their_time(wait: float) -
     for step in range(100):
         at = wait * step / 100
         assert ledger.take([charge], at).wait == pytest.approx(2 * wait - at)
-    assert ledger.take([charge._replace(held=1.0)], wait + 1e-6).verdict is Verdict.TAKEN
+    assert ledger.take([charge._replace(held=1.0, turn=first.turn(0))], wait + 1e-6).verdict is Verdict.TAKEN
 
 
 class BusyRates(MemoryRates):
@@ -120,7 +120,7 @@ class BusyRates(MemoryRates):
             except BaseException:
                 # As a server does: what it granted is given back once it turns out that nobody wants it.
                 back = charges[0].amount if decision.verdict is Verdict.TAKEN else 0.0
-                undo = Change(*charges[0][:3], back=back, freed=decision.held[0])
+                undo = Change(*charges[0][:3], back=back, freed=decision.held[0], turn=decision.turn(0))
                 self.undos.append(lambda: self.settle(account, [undo], undone))
                 raise
         return decision

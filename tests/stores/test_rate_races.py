@@ -80,7 +80,9 @@ class SlowStore:
             if decision is not None:
                 self._undo(charges, decision, undone)
             else:  # nobody comes back for what was held, and the store never heard that somebody would
-                self.settle("", [Change(*each[:3], freed=each.held) for each in charges], undone)
+                self.settle(
+                    "", [Change(*each[:3], freed=each.held, turn=each.turn) for each in charges], undone
+                )
             raise
         self.guard.succeeded(admission)
         return decision
@@ -96,8 +98,8 @@ class SlowStore:
     def _undo(self, charges: Sequence[RateCharge], decision: RateDecision, undone: HearLevels | None) -> None:
         taken = decision.verdict is Verdict.TAKEN
         undo = [
-            Change(each.key, each.capacity, each.rate, each.amount if taken else 0.0, held)
-            for each, held in zip(charges, decision.held, strict=True)
+            Change(*each[:3], each.amount if taken else 0.0, held, decision.turn(index))
+            for index, (each, held) in enumerate(zip(charges, decision.held, strict=True))
         ]
         if decision.verdict is not Verdict.REFUSED:
             self.settle("", undo, undone)

@@ -36,10 +36,10 @@ local time = redis.call('TIME')
 local verdict = struct.unpack('<d', reply)
 if verdict == 1 then
   local note = struct.pack('<dd', tonumber(time[1]) + tonumber(time[2]) / 1000000, 1)
-  local at = #ARGV[1] - 40 * #KEYS + 1
+  local at = #ARGV[1] - 48 * #KEYS + 1
   for i = 1, #KEYS do
-    local capacity, rate, amount, mine, own
-    capacity, rate, amount, mine, own, at = struct.unpack('<ddddd', ARGV[1], at)
+    local capacity, rate, amount, mine, turn, own
+    capacity, rate, amount, mine, turn, own, at = struct.unpack('<dddddd', ARGV[1], at)
     note = note .. struct.pack('<d', amount)
   end
   redis.call('RPUSH', KEYS[1] .. ':notes', note)
@@ -53,8 +53,8 @@ local time = redis.call('TIME')
 local note = struct.pack('<dd', tonumber(time[1]) + tonumber(time[2]) / 1000000, 2)
 local at = 1
 for i = 1, #KEYS do
-  local capacity, rate, back, freed
-  capacity, rate, back, freed, at = struct.unpack('<dddd', ARGV[1], at)
+  local capacity, rate, back, freed, turn
+  capacity, rate, back, freed, turn, at = struct.unpack('<ddddd', ARGV[1], at)
   note = note .. struct.pack('<d', back)
 end
 redis.call('RPUSH', KEYS[1] .. ':notes', note)

@@ -82,8 +82,8 @@ async def test_what_is_held_is_bounded_and_beyond_that_committed() -> None:
 
 
 async def test_an_event_that_is_too_large_ends_the_stream_and_not_before() -> None:
-    """SSE-13: 130 KB, 600 KB and 2 MB pass; what is over the limit does not fill the memory."""
-    for size in (130_000, 600_000, 2_000_000):
+    """SSE-13: 130 KB, 600 KB, 2 MB and a picture of 20 MB pass; what is over the limit does not fill the memory."""
+    for size in (130_000, 600_000, 2_000_000, 20_000_000):
         large = says("x" * size)
         parts = [large[at : at + 65_536] for at in range(0, len(large), 65_536)]
         body = await read(await send(resilient(Upstream(partial(streamed, ROLE, *parts, *WHOLE[1:])), TWICE)))
@@ -91,7 +91,8 @@ async def test_an_event_that_is_too_large_ends_the_stream_and_not_before() -> No
     spy = Spy()
     endless = [ROLE, says("one"), b"data: ", *[b"x" * 65_536] * 1000]
     upstream = Upstream(lambda: streamed(*endless))
-    body = await read(await send(resilient(upstream, TWICE, spy)))
+    bounded = Stream(max_event_size=8 * 1024 * 1024)
+    body = await read(await send(resilient(upstream, bounded, TWICE, spy)))
     assert body.startswith(ROLE + says("one") + b'data: {"error"')
     assert b'"event_too_large"' in body
     assert len(body) < 1000

@@ -256,6 +256,33 @@ async def test_a_bulkhead_tells_tenants_apart_that_are_labels(
         tasks.start_soon(ask_as, second, "umbrella")
 
 
+async def test_other_names_become_labels_while_it_runs() -> None:
+    recording = Recording()
+    telemetry = telemetry_of(recording, models=["gpt-4o"], tenants=["acme"])
+
+    def labels(name: str) -> set[tuple[object, object]]:
+        return {
+            (point.attributes.get("gen_ai.request.model"), point.attributes.get("resilient_llm.tenant"))
+            for point in recording.points.of(name)
+        }
+
+    async with client_of(telemetry, FakeProvider(SLOW), Bulkhead(max_concurrent=2)) as client:
+        with ambient(tenant="umbrella"):
+            await ask(client)
+            telemetry.relabel(models=["another"], tenants=["umbrella"])
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(ask, client)
+                await anyio.sleep(0.1)
+                assert (None, "umbrella") in labels("resilient_llm.bulkhead.active")
+            ended = "gen_ai.client.operation.duration"
+            assert labels(ended) == {("gpt-4o", "other"), ("other", "umbrella")}
+            telemetry.relabel(models=None, tenants=None)
+            await ask(client)
+            assert labels(ended) == {("gpt-4o", "other"), ("other", "umbrella"), ("gpt-4o", None)}
+    with pytest.raises(ConfigurationError, match="tenants='acme': a collection of names is wanted"):
+        telemetry.relabel(models=None, tenants="acme")
+
+
 async def test_a_duration_says_how_the_call_ended() -> None:
     recording = Recording()
     provider = FakeProvider()

@@ -35,6 +35,7 @@ if importlib.util.find_spec("uvloop") is not None:
 pytestmark = [pytest.mark.anyio, pytest.mark.realtime, pytest.mark.parametrize("anyio_backend", LOOPS)]
 
 OK = b"HTTP/1.1 200 OK\r\n"
+CHAT = "/v1/chat/completions"
 HELLO = OK + b"Content-Length: 5\r\n\r\nhello"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
 
@@ -735,8 +736,34 @@ async def test_HTTP_06_a_post_that_met_a_closed_connection_is_sent_once_more(  #
         async with anyio.create_task_group() as group:
             for _ in range(2):
                 group.start_soon(lambda: exchange(send, post(server.url)))
-        assert await read(await send(post(server.url, body))) == b"hello"
+        assert await read(await send(post(server.url + CHAT, body))) == b"hello"
         assert answered == [(2, body)]
+
+
+LASTING = {
+    "a batch": ("/v1/batches", b"{}"),
+    "a file": ("/v1/files", b"file"),
+    "a stored response": ("/v1/responses", b'{"model": "gpt-4o", "input": "hi", "store": true}'),
+}
+
+
+@pytest.mark.parametrize("what", LASTING)
+@pytest.mark.parametrize("how", ["end", "reset"])
+async def test_what_makes_something_that_lasts_is_not_sent_again(engine: Engine, what: str, how: str) -> None:
+    path, body = LASTING[what]
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(HELLO)
+        await connection.request()
+        if how == "reset":
+            connection.reset()
+
+    async with wire(script) as server, engine.transport() as send:
+        await exchange(send, post(server.url))
+        with pytest.raises(engine.error):
+            await exchange(send, post(server.url + path, body))
+        assert len(server.connections) == 1
 
 
 async def exchange(send: Transport, request: Request) -> bytes:
@@ -795,12 +822,12 @@ async def test_HTTP_06_an_upload_is_not_sent_again_and_a_second_failure_is_told(
     async with wire(script) as server, engine.transport() as send:
         await exchange(send, post(server.url))
         with pytest.raises(engine.error):
-            await send(upload("POST", server.url, [], pieces(b"one")))
+            await send(upload("POST", server.url + CHAT, [], pieces(b"one")))
         assert len(server.connections) == 1
     async with wire(script) as server, engine.transport() as send:
         await exchange(send, post(server.url))
         with pytest.raises(engine.broken):
-            await send(post(server.url))
+            await send(post(server.url + CHAT))
         assert len(server.connections) == 2
 
 

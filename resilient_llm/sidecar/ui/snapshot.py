@@ -41,6 +41,13 @@ def snapshot(sidecar: Sidecar, *, started: float, reload_error: str | None = Non
             rows[health.name]["models"].append(health.model)
         else:
             rows[health.name] = _target(health)
+    for router in setup.alone.values():
+        for health in router.health().targets:
+            row = rows.get(health.name)
+            if row is None:
+                rows[health.name] = _target(health)
+            else:  # it is asked by its name, too, and has one limit for both
+                rows[health.name] = {**_targets([row, _target(health)]), "limit": row["limit"]}
     return {
         "version": resilient_llm.__version__,
         "workers": 1,
@@ -48,7 +55,7 @@ def snapshot(sidecar: Sidecar, *, started: float, reload_error: str | None = Non
         "started": started,
         "draining": sidecar.draining,
         "open": not tenants,
-        "running": setup.running,
+        "running": sidecar.running,
         "reload_error": reload_error,
         "tenants": []
         if recent is None
