@@ -102,7 +102,7 @@ def test_what_is_equal_is_written_the_same(key: Hashable, plain: Hashable) -> No
 @pytest.mark.parametrize(
     "key",
     [object(), frozenset("a"), math.nan, Decimal(1), date(2026, 1, 1), ("acme", frozenset("a")), Rights(0)],
-    ids=repr,
+    ids=["object", "frozenset", "nan", "Decimal", "date", "in a tuple", "nameless flag"],
 )
 def test_what_others_may_write_otherwise_is_refused_with_what_may_be(key: Hashable) -> None:
     assert not is_shareable(key)
