@@ -227,7 +227,9 @@ class AccountMachine(RuleBasedStateMachine):
             ]
             assert blocked, "refused, though all that may count leaves room"
             assert decision.refused is not None
-            if decision.retry_after is not None and decision.retry_after != 1.0:
+            # When calls that run will be settled nobody knows: of what they hold nothing is promised.
+            held = any(self.reserved(cap) + amount.of(cap.unit) > cap.limit for cap in self.caps)
+            if decision.retry_after is not None and decision.retry_after != 1.0 and not held:
                 later = self.now + decision.retry_after + 1e-6
                 copy = self.copy()
                 again = copy.reserve("key", amount, self.caps, later)
