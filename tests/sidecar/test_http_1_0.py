@@ -8,8 +8,8 @@ import anyio
 import pytest
 from anyio.abc import SocketAttribute, SocketStream
 
-from resilient_llm.testing import FakeProvider, serve
-from tests.sidecar.support import ANSWER, ASK, exchange, over_sockets
+from resilient_llm.testing import FakeProvider, Fault, serve
+from tests.sidecar.support import ANSWER, ASK, exchange, logged, over_sockets
 
 pytestmark = [pytest.mark.anyio, pytest.mark.realtime]
 
@@ -74,3 +74,18 @@ async def test_a_reply_that_breaks_off_does_not_end_as_a_whole_one_does() -> Non
                 with anyio.fail_after(20), pytest.raises(anyio.BrokenResourceError):
                     await read_all(client)
             tasks.cancel_scope.cancel()
+
+
+async def test_a_client_that_leaves_in_the_midst_of_a_reply_is_no_defect() -> None:
+    provider = FakeProvider()
+    provider.script(None, lambda _request: Fault(token_delay=0.02))
+    with logged() as log:
+        async with (
+            serve(provider) as upstream,
+            over_sockets(f'[targets.main]\nurl = "{upstream}/v1"\n') as (url, _),
+        ):
+            async with await anyio.connect_tcp("127.0.0.1", int(url.rpartition(":")[2])) as client:
+                await client.send(request(json.dumps({**ASK, "stream": True}).encode()))
+                await client.receive()
+            assert (await log.entry())["outcome"] == "cancelled"
+    assert [line for line in log.lines if '"level": "error"' in line] == []
