@@ -79,10 +79,18 @@ class GuardedProtocol(WatchedProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Take what the client sends, until it is refused."""
+        if len(data) <= self.max_head:
+            self._take(data)
+            return
+        parts = memoryview(data)  # what surrounds a body is counted from the last part that had some of it
+        for begin in range(0, len(data), self.max_head):
+            self._take(parts[begin : begin + self.max_head])
+
+    def _take(self, data: bytes | memoryview) -> None:
         if self._deaf:
             return
         self._size += len(data)
-        rest: bytes | memoryview = data
+        rest = data
         try:
             while True:
                 try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable
 
 import anyio.lowlevel
 import pytest
@@ -19,6 +18,7 @@ from resilient_llm.sidecar.watched import WatchedProtocol
 from resilient_llm.streams import BufferedStream
 from resilient_llm.testing import FakeProvider
 from tests.sidecar.support import ASK, OPEN, MemoryEngine, logged
+from tests.sidecar.wire import Wire
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
 
@@ -32,37 +32,6 @@ def at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if request.param == "in parts":
         monkeypatch.setattr(WatchedProtocol, "answer", lambda *_: False)
     return bool(request.param == "at once")
-
-
-class Wire(asyncio.Transport):
-    """A connection to a client that takes everything, write by write."""
-
-    def __init__(self) -> None:
-        super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)})
-        self.writes: list[bytes] = []
-        self.closed = False
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        assert not self.closed
-        self.writes.append(bytes(data))
-
-    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
-        self.write(b"".join(list_of_data))
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-    def close(self) -> None:
-        self.closed = True
-
-    def pause_reading(self) -> None:
-        """Nothing comes that was not given."""
-
-    def resume_reading(self) -> None:
-        """Nothing comes that was not given."""
 
 
 class Held(MemoryEngine):
