@@ -21,6 +21,7 @@ from resilient_llm.sidecar.head import HeadTooLargeError, MalformedHeadError, ch
 from resilient_llm.sidecar.rejection import LATE, MALFORMED, TOO_LARGE, TOO_MANY, Rejection, what_is_wrong
 from resilient_llm.sidecar.unsent import unsent
 from resilient_llm.sidecar.watched import WatchedProtocol
+from resilient_llm.transports.batched import Batch, BatchedTransport
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGI3Application, HTTPScope
@@ -44,6 +45,8 @@ class GuardedProtocol(WatchedProtocol):
     send_timeout: ClassVar[float] = 60.0
     max_connections: ClassVar[int | None] = None
 
+    _batch: ClassVar[Batch | None] = None
+    """Of all connections of a server."""
     _size = 0
     """Bytes that came since there was last a whole head, or some of a body."""
     _in_head = True
@@ -63,7 +66,10 @@ class GuardedProtocol(WatchedProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for a head."""
-        super().connection_made(transport)
+        batch = type(self)._batch
+        if batch is None or batch.loop is not self.loop:
+            batch = type(self)._batch = Batch(self.loop)
+        super().connection_made(BatchedTransport(transport, batch))
         self._context = copy_context()
         if self.max_connections is not None and len(self.connections) > self.max_connections:
             self._refuse(TOO_MANY, f"{self.max_connections} connections are open")

@@ -12,6 +12,7 @@ import ssl as tls
 from collections.abc import AsyncIterator, Callable
 from typing import cast
 
+from resilient_llm.transports.batched import Batch, BatchedTransport
 from resilient_llm.transports.failures import NetworkError, ReadError, RemoteProtocolError
 from resilient_llm.transports.http1_incoming import Incoming
 from resilient_llm.transports.http1_parser import ReplyParser
@@ -33,6 +34,7 @@ class Connection(asyncio.Protocol):
 
     __slots__ = (
         "_arrivals",
+        "_batch",
         "_drained",
         "_gone",
         "_incoming",
@@ -52,16 +54,15 @@ class Connection(asyncio.Protocol):
         "uses",
     )
 
-    def __init__(
-        self, origin: Origin, loop: asyncio.AbstractEventLoop, *, made: Told, rest: Told, gone: Told
-    ) -> None:
+    def __init__(self, origin: Origin, batch: Batch, *, made: Told, rest: Told, gone: Told) -> None:
         self.origin = origin
         self.uses = 0
         self.heard = False
         """Something came in answer to the request that has it, or had it last."""
         self.closed = False
         self.idle_since = 0.0
-        self._loop = loop
+        self._batch = batch
+        self._loop = batch.loop
         self._made = made
         self._rest = rest
         self._gone = gone
@@ -175,7 +176,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Be connected, unless it was given up meanwhile."""
-        self._transport = cast("asyncio.Transport", transport)
+        self._transport = BatchedTransport(cast("asyncio.Transport", transport), self._batch)
         if self.closed:
             self._transport.abort()
         else:

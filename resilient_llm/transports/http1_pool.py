@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 
+from resilient_llm.transports.batched import Batch
 from resilient_llm.transports.failures import NetworkError
 from resilient_llm.transports.http1_connection import Connection
 from resilient_llm.transports.http1_request import Origin
@@ -21,6 +22,7 @@ class Pool:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, keepalive: float) -> None:
         self._loop = loop
+        self._batch = Batch(loop)
         self._keepalive = keepalive
         self._open: set[Connection] = set()
         self._idle: dict[Origin, OrderedDict[Connection, None]] = {}
@@ -34,7 +36,7 @@ class Pool:
 
     def new(self, origin: Origin) -> Connection:
         """Make a connection that is still to be connected, and is given back by itself."""
-        return Connection(origin, self._loop, made=self._open.add, rest=self._put, gone=self._drop)
+        return Connection(origin, self._batch, made=self._open.add, rest=self._put, gone=self._drop)
 
     def take(self, origin: Origin) -> Connection | None:
         """Take an idle connection; `None` where there is none that is fit."""
