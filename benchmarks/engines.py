@@ -13,96 +13,28 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import multiprocessing
 import statistics
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 import httpx
 import httpx2
 
 import resilient_llm.httpx
 import resilient_llm.httpx2
+from benchmarks._answering import BODY, SIZES, server
 from benchmarks._running import run
 from resilient_llm import Request
 from resilient_llm.client import ClientDoor
 from resilient_llm.transports.aiohttp import AiohttpTransport
 from resilient_llm.transports.http1 import Http1Transport
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from multiprocessing.connection import Connection
-
 Ask = Callable[[str], Awaitable[int]]
 """Ask for a path, read the answer, and give its size."""
 
 IN_FLIGHT = 64
-PROMPT = {
-    "model": "gpt-4o",
-    "messages": [{"role": "user", "content": "What is the capital of France? " * 10}],
-}
-BODY = json.dumps(PROMPT).encode()
-ANSWER = json.dumps(
-    {"object": "chat.completion", "choices": [{"message": {"content": "Paris. " * 40}}]}
-).encode()
-EVENT = b'data: {"object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":" word"}}]}\n\n'
-EVENTS = 50
-REPLIES = {
-    b"/answer": b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
-    % (len(ANSWER), ANSWER),
-    b"/stream": b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-    + b"%x\r\n%b\r\n" % (len(EVENT), EVENT) * EVENTS
-    + b"0\r\n\r\n",
-}
-SIZES = {"/answer": len(ANSWER), "/stream": len(EVENT) * EVENTS}
-
-
-class Answering(asyncio.Protocol):
-    """Answer each request at once, whatever it says."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin."""
-        self.transport = transport
-        self.read = b""
-
-    def data_received(self, data: bytes) -> None:
-        """Look for whole requests; every one has the same body."""
-        self.read += data
-        while True:
-            head, separator, rest = self.read.partition(b"\r\n\r\n")
-            if not separator or len(rest) < len(BODY):
-                return
-            self.read = rest[len(BODY) :]
-            self.transport.write(REPLIES[head.split(b" ", 2)[1]])  # type: ignore[attr-defined]
-
-
-def answer_all(port: Connection) -> None:
-    """Be the server, until the process is ended."""
-
-    async def main() -> None:
-        server = await asyncio.get_running_loop().create_server(Answering, "127.0.0.1", 0, backlog=1024)
-        port.send(server.sockets[0].getsockname()[1])
-        await server.serve_forever()
-
-    run(main())
-
-
-@contextmanager
-def server() -> Iterator[str]:
-    """Start the server; gives its address."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=answer_all, args=(theirs,), daemon=True)
-    process.start()
-    try:
-        yield f"http://127.0.0.1:{ours.recv()}"
-    finally:
-        process.kill()
-        process.join()
-
-
 HEADERS = [
     (b"Host", b"127.0.0.1"),
     (b"Content-Type", b"application/json"),
@@ -184,10 +116,13 @@ async def main(*, full: bool) -> None:
         figures = await measure(url, 9 if full else 3, 1.0 if full else 0.4)
     for path, rates in figures.items():
         for name, each in rates.items():
-            print(f"{path:8} {name:8} {each:8.0f} requests/s  {rates['http1'] / each:5.1f}")
+            print(f"{path:20} {name:8} {each:8.0f} requests/s  {rates['http1'] / each:5.1f}")
     print(
         json.dumps(
-            {path.strip("/"): {n: round(r) for n, r in rates.items()} for path, rates in figures.items()}
+            {
+                path.rpartition("/")[2]: {n: round(r) for n, r in rates.items()}
+                for path, rates in figures.items()
+            }
         )
     )
 

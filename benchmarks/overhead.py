@@ -1,7 +1,8 @@
 """What policies cost a call that nothing goes wrong with: microseconds over a handler that returns at once.
 
-Everything is measured in one run, in turns (A B C A B C ...), on uvloop where it is installed; figures are
-medians of the rounds, so that what else the machine does hits all alike. Only their ratios hold.
+A call through a client is measured over a mock transport, where all is the client and the policies, and over a socket,
+as callers have it. Everything is measured in one run, in turns (A B C A B C ...), on uvloop where it is installed;
+figures are medians of the rounds, so that what else the machine does hits all alike. Only their ratios hold.
 
     python benchmarks/overhead.py [--full]
 
@@ -25,6 +26,7 @@ import httpx2
 
 import resilient_llm.httpx
 import resilient_llm.httpx2
+from benchmarks._answering import ANSWER, BODY, COMPLETION, server
 from benchmarks._running import run
 from resilient_llm import (
     Bulkhead,
@@ -43,16 +45,6 @@ Timed = Callable[[], Awaitable[object]]
 Estimate = Callable[[Call], float]
 
 FAR = 1_000_000_000
-BODY = {"model": "gpt-4o", "messages": [{"role": "user", "content": "What is the capital of France? " * 10}]}
-ANSWER = {
-    "id": "chatcmpl-1",
-    "object": "chat.completion",
-    "model": "gpt-4o",
-    "choices": [
-        {"index": 0, "message": {"role": "assistant", "content": "Paris. " * 40}, "finish_reason": "stop"}
-    ],
-    "usage": {"prompt_tokens": 80, "completion_tokens": 80, "total_tokens": 160},
-}
 
 
 async def answer() -> int:
@@ -84,22 +76,27 @@ def in_process() -> dict[str, Timed]:
     return cases
 
 
-def over_a_client(library: Any, door: Any, name: str) -> dict[str, Timed]:  # noqa: ANN401 - either library
-    """Give a chat completion through a client, over a mock transport, bare and with all policies."""
-    body = json.dumps(ANSWER).encode()
+def over_a_client(library: Any, door: Any, name: str, url: str) -> dict[str, Timed]:  # noqa: ANN401 - either library
+    """Give a chat completion through a client, bare and with all policies: over a mock transport, and over a socket."""
 
     def respond(_request: object) -> object:
-        return library.Response(200, headers={"content-type": "application/json"}, content=body)
+        return library.Response(200, headers={"content-type": "application/json"}, content=ANSWER)
 
-    def post(transport: object) -> Timed:
+    def post(transport: object, where: str) -> Timed:
         client = library.AsyncClient(transport=transport)
-        return partial(client.post, "http://provider.example/v1/chat/completions", json=BODY)
+        headers = {"content-type": "application/json"}
+        return partial(client.post, where + COMPLETION, content=BODY, headers=headers)
 
-    bare = library.MockTransport(respond)
-    stack = door.ResilientTransport(
-        library.MockTransport(respond), policies=list(policies(TokenEstimate()).values())
-    )
-    return {f"{name}_bare": post(bare), f"{name}_stack": post(stack)}
+    def resilient(transport: object) -> object:
+        return door.ResilientTransport(transport, policies=list(policies(TokenEstimate()).values()))
+
+    mock, limits = library.MockTransport(respond), library.Limits(max_connections=None)
+    return {
+        f"{name}_bare": post(mock, "http://provider.example"),
+        f"{name}_stack": post(resilient(mock), "http://provider.example"),
+        f"{name}_socket_bare": post(library.AsyncHTTPTransport(limits=limits), url),
+        f"{name}_socket_stack": post(resilient(library.AsyncHTTPTransport(limits=limits)), url),
+    }
 
 
 async def peers() -> dict[str, Timed]:
@@ -135,17 +132,22 @@ async def measure(cases: dict[str, Timed], rounds: int, seconds: float) -> dict[
 async def main(rounds: int) -> None:
     """Measure, print a table, and the figures as JSON in the last line."""
     cases = in_process() | await peers()
-    cases |= over_a_client(httpx, resilient_llm.httpx, "httpx")
-    cases |= over_a_client(httpx2, resilient_llm.httpx2, "httpx2")
-    figures = await measure(cases, rounds, 0.02)
+    with server() as url:
+        cases |= over_a_client(httpx, resilient_llm.httpx, "httpx", url)
+        cases |= over_a_client(httpx2, resilient_llm.httpx2, "httpx2", url)
+        figures = await measure(cases, rounds, 0.02)
     bare = figures["bare"]
     print(f"{'':<20}{'us a call':>10}{'over bare':>11}{'x stack':>9}")
     for name, value in figures.items():
         of_stack = "" if "httpx" in name else f"{(value - bare) / (figures['stack'] - bare):9.2f}"
         print(f"{name:<20}{value:>10.1f}{value - bare:>11.1f}{of_stack}")
     for library in ("httpx", "httpx2"):
-        ratio = figures[f"{library}_stack"] / figures[f"{library}_bare"]
-        print(f"{library}: a call through all policies takes {ratio:.2f} times the bare one")
+        mock, socket = (
+            figures[f"{library}{how}_stack"] / figures[f"{library}{how}_bare"] for how in ("", "_socket")
+        )
+        print(
+            f"{library}: a call through all policies takes {mock:.2f} times the bare one, over a socket {socket:.2f}"
+        )
     print(json.dumps({f"{name}_us": round(value, 2) for name, value in figures.items()}))
 
 

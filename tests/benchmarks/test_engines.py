@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.engines import SIZES, measure, server
+from benchmarks._answering import SIZES, server
+from benchmarks.engines import measure
 
 pytestmark = [pytest.mark.anyio, pytest.mark.realtime]
 

@@ -61,7 +61,7 @@ async def test_a_slot_is_held_until_the_stream_has_been_read(library: ModuleType
 
 
 # httpx leaves the generators of a stream that is left early to the garbage collector, which trio reports.
-@pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore:Exception ignored:pytest.PytestUnraisableExceptionWarning")
 @LIBRARIES
 async def test_closing_a_stream_early_frees_the_slot_and_tells_the_provider(library: ModuleType) -> None:
     provider = FakeProvider(FakeModel(latency=Latency(per_token=1.0)))

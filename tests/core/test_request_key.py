@@ -33,6 +33,9 @@ def key(**changed: Any) -> str:
     )
 
 
+DEEP = 200_000
+"""What no parser of any Python goes through."""
+
 SCALARS = (
     st.none()
     | st.booleans()
@@ -175,9 +178,9 @@ def test_the_order_of_a_schema_counts() -> None:
         b"\xff",
         b"--boundary",
         b'{"a": ' + b"9" * 5000 + b"}",
-        b'{"a":' * 5000 + b"1" + b"}" * 5000,
+        b'{"a":' * DEEP + b"1" + b"}" * DEEP,
     ],
-    ids=repr,
+    ids=lambda body: repr(body[:20]),
 )
 def test_what_is_not_read_alike_by_everybody_stays_as_it_is(body: bytes) -> None:
     assert canonical_body(body, ()) == b"=" + body
