@@ -138,6 +138,8 @@ class Entry:
         if usage is not None:
             fields["input_tokens"] = usage.input_tokens
             fields["output_tokens"] = usage.output_tokens
+            if usage.estimated:
+                fields["usage_estimated"] = True
         self._fields = fields
         return fields
 

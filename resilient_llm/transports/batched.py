@@ -13,8 +13,11 @@ from typing import Any
 
 __all__ = ["Batch", "BatchedTransport"]
 
-_AT_MOST = 65_536
-"""Bytes that a connection may have put off."""
+_MOST_BYTES = 65_536
+"""That a connection may have put off."""
+
+_MOST_WRITES = 32
+"""That may be put off: being woken is cheap then, and who was first waits no longer for a turn that has much to do."""
 
 
 class Batch:
@@ -39,12 +42,17 @@ class Batch:
         if self._count == 1:
             self.loop.call_soon(self._end_turn)
         if self._together:
+            if len(self._waiting) >= _MOST_WRITES:
+                self._write()
             self._waiting.append(transport)
         return self._together
 
     def _end_turn(self) -> None:
         self._together = self._count > 1
         self._count = 0
+        self._write()
+
+    def _write(self) -> None:
         waiting, self._waiting = self._waiting, []
         for transport in waiting:
             try:
@@ -85,7 +93,7 @@ class BatchedTransport(asyncio.Transport):
     def _add(self, data: bytes | bytearray | memoryview) -> None:
         self._pieces.append(bytes(data))  # which are the same, if they are bytes
         self._size += len(data)
-        if self._size > _AT_MOST:
+        if self._size > _MOST_BYTES:
             self.flush()
 
     def flush(self) -> None:

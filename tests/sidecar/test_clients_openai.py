@@ -48,6 +48,7 @@ async def test_a_stream_with_usage(monkeypatch: pytest.MonkeyPatch) -> None:
         assert chunks[-1].usage.completion_tokens == 9
         entry = await ends.log.entry()
         assert (entry["input_tokens"], entry["output_tokens"]) == (1, 9)
+        assert "usage_estimated" not in entry
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -172,6 +172,15 @@ def test_a_connection_puts_off_so_much_and_no_more() -> None:
     assert sum(len(data) for _, _, data in world.log) == 70_000
 
 
+def test_so_many_writes_are_put_off_and_no_more() -> None:
+    world = World(100).busy()
+    for transport in world.transports:
+        transport.write(b"a")
+    assert len(world.log) == 96  # three times 32: the first do not wait for the last
+    world.loop.turn()
+    assert world.log == [("write", number, b"a") for number in range(100)]
+
+
 def test_what_is_put_off_is_what_it_was() -> None:
     world = World().busy()
     data = bytearray(b"a")
