@@ -134,6 +134,10 @@ class Call:
     """The model that is to be routed to, where a policy has chosen another than the request names."""
     route: Route | None = None
     """Where its attempts have gone, and may still go; `None` without a `Router`."""
+    made: bool = True
+    """Of an attempt: whether it counts. One that was refused, or given up, before it was sent does not."""
+    masked: Callable[[bytes], bytes] | None = None
+    """What leaves keys out of whatever a stream says beside the answer; `None` where nobody is to be kept from them."""
     broke: Outcome | None = None
     """How the stream broke that is being gone on with: a failure of this call, made before its next attempt."""
     cost: float = 0.0
@@ -297,9 +301,11 @@ class Call:
         try:
             reply = await call_next(self)
         except BaseException as error:
-            self.finish(outcome_of(error, self))
-            if self._pending:
-                await self.settle()
+            if isinstance(error, RejectedError) or (
+                self.sent is False and not isinstance(error, AttemptError)
+            ):
+                self._take_back()
+            await self.fail(error)
             raise
         if self.superseded:
             return reply
@@ -310,6 +316,11 @@ class Call:
             if self.unsettled:
                 await self.settle()
         return reply
+
+    def _take_back(self) -> None:
+        self.made = False
+        if self.parent is not None:
+            self.parent.attempts -= 1
 
     def on_finish(self, callback: Finish) -> None:
         """Register what must be undone when the call ends; at once if it has ended.
@@ -418,6 +429,14 @@ class Call:
         if self.unsettled:
             await self.settle()
 
+    async def fail(self, error: BaseException) -> None:
+        """End the call with what an exception that left the pipeline means, as `end` does."""
+        outcome = outcome_of(error, self)
+        if isinstance(error, GeneratorExit):  # nothing can be awaited any more by what is being closed
+            self.finish_alone(outcome)
+        else:
+            await self.end(outcome)
+
     async def settle(self) -> None:
         """Await, shielded and bounded, what the callbacks left to await: all of it at once."""
         with anyio.CancelScope(shield=True, deadline=anyio.current_time() + _CLEANUP_TIMEOUT):
@@ -472,6 +491,9 @@ def outcome_of(error: BaseException, call: Call) -> Outcome:
         )
     if isinstance(error, DeadlineExceededError):
         return DEADLINE_EXCEEDED
-    if not isinstance(error, Exception) or isinstance(error, anyio.get_cancelled_exc_class()):
-        return DEADLINE_EXCEEDED if call.remaining() <= 0 else CANCELLED
+    if not isinstance(error, Exception):  # a cancellation is none, on asyncio and on trio
+        try:
+            return DEADLINE_EXCEEDED if call.remaining() <= 0 else CANCELLED
+        except RuntimeError:  # trio's loop has ended, and its clock with it
+            return CANCELLED
     return Outcome(verdict=Verdict.FATAL, scope=Scope.LOCAL, error_type=type(error).__name__)

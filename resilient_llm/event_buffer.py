@@ -6,7 +6,7 @@ for a call, must not enter here.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Literal
 
 from resilient_llm.providers import EventKind
@@ -31,17 +31,22 @@ class EventBuffer:
     the kinds `skipped` are left out. `stop` is set where the stream fails by its own account: after the error it tells,
     or with `stop_before_error` before it, or where it becomes `unreadable`: because an event is too large, or the
     terminal marker stands where no answer was.
+
+    What is passed on goes through `masked` where it is not the answer alone: a server may say in any event what it has
+    to say, also in none that its API knows.
     """
 
     __slots__ = (
+        "_aside",
         "_bytes",
         "_gone",
+        "_masked",
         "_skipped",
         "_stop_before_error",
         "_told",
         "_whole_events",
         "content",
-        "error",
+        "leaks",
         "reader",
         "stop",
         "unreadable",
@@ -54,15 +59,18 @@ class EventBuffer:
         whole_events: bool,
         skipped: Collection[EventKind] = (),
         stop_before_error: bool = False,
+        masked: Callable[[bytes], bytes] | None = None,
     ) -> None:
         self.reader = reader
         self.content = False
         """Whether there was content in what came last."""
-        self.error = ""
-        """The data of the last event that was an error."""
         self.stop: int | None = None
         """The offset up to which the stream may be passed on, once it has failed."""
         self.unreadable = False
+        self.leaks = False
+        """Whether something was said that is to be masked, and cannot be in a stream that has a content encoding."""
+        self._masked = masked
+        self._aside = False  # whether what is kept may hold something else than the answer
         self._bytes = bytearray()
         self._gone = 0  # how many bytes of the stream are kept no more: passed on, or skipped
         self._whole_events = whole_events
@@ -88,7 +96,7 @@ class EventBuffer:
                 self._hear(events)
             if whole and self.stop is None:
                 self._gone = reader.boundary
-                return chunk
+                return self._searched(chunk) if self._aside else chunk
             self._bytes += chunk
         return self.ready() or (True if self.stop is not None else b"")
 
@@ -108,17 +116,23 @@ class EventBuffer:
         ready = bytes(kept[:whole])
         del kept[:whole]
         self._gone += whole
-        return ready
+        return self._searched(ready) if self._aside else ready
 
     def quote(self) -> bytes:
         """Give what is kept of a stream that tells why it failed: that error is the last of it."""
-        return bytes(self._bytes if self._told is None else self._bytes[: self._told - self._gone])
+        return self._searched(
+            bytes(self._bytes if self._told is None else self._bytes[: self._told - self._gone])
+        )
 
     def rest(self) -> bytes:
         """Give whatever is kept, at the end."""
         rest = bytes(self._bytes)
         self._bytes.clear()
-        return rest
+        return self._searched(rest)
+
+    def _searched(self, passed: bytes) -> bytes:
+        self._aside = False
+        return passed if self._masked is None else self._masked(passed)
 
     def _whole(self) -> int:
         reader = self.reader
@@ -128,14 +142,22 @@ class EventBuffer:
             return len(self._bytes)
         return reader.boundary - self._gone
 
+    def _hear_aside(self, event: Event) -> None:
+        """Mind what an event says that is none of the answer."""
+        self._aside = True
+        if self.reader.encoded and self._masked is not None:
+            said = event.data.encode()
+            self.leaks = self.leaks or self._masked(said) != said
+
     def _hear(self, events: list[tuple[EventKind, Event]]) -> None:
         reader = self.reader
         content = reader.encoded and reader.blind  # whatever it is
         for kind, event in events:
             if kind is _CONTENT:
                 content = True
-            elif kind is EventKind.ERROR:
-                self.error = event.data
+                continue
+            self._hear_aside(event)
+            if kind is EventKind.ERROR:
                 if self._whole_events and self.stop is None:
                     self._told = event.end
                     self.stop = event.start if self._stop_before_error else event.end
@@ -148,6 +170,8 @@ class EventBuffer:
                 del self._bytes[start:end]
                 self._gone += end - start
         self.content = content
-        if self.stop is None and self._whole_events and reader.failure is not None:
-            self.stop = reader.boundary
-            self.unreadable = True
+        if reader.failure is not None:
+            self._aside = True
+            if self.stop is None and self._whole_events:
+                self.stop = reader.boundary
+                self.unreadable = True

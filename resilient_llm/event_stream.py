@@ -104,6 +104,7 @@ class EventStream:
             whole_events=self._tells,
             skipped=_skipped(attempt),
             stop_before_error=self.resumes,
+            masked=(attempt.parent or attempt).masked,
         )
         self._held = False  # whether there may be something in the buffer that could have been passed on
         self._over = False
@@ -231,14 +232,9 @@ class EventStream:
         return self._tells
 
     @property
-    def encoded(self) -> bool:
-        """Tell whether the stream has a content encoding, in which its bytes are passed on."""
-        return self._reader.encoded
-
-    @property
-    def told(self) -> str | None:
-        """Give what the provider said of a failure, as far as it was an event; `None` if it spoke of none."""
-        return None if self._reader.failure is None else self._buffer.error
+    def leaks(self) -> bool:
+        """Tell whether something was said that is to be masked, and cannot be, since the stream is encoded."""
+        return self._buffer.leaks
 
     @property
     def text(self) -> str | None:

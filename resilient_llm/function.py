@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
+from contextvars import Token
 from functools import partial
 from types import AsyncGeneratorType, FunctionType, GeneratorType, MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from resilient_llm import context
 from resilient_llm._loop import LoopBound
-from resilient_llm.call import Call, outcome_of
+from resilient_llm.call import Call
 from resilient_llm.errors import AttemptError, ConfigurationError
 from resilient_llm.message import Reply, Request
 from resilient_llm.outcome import SUCCESS, Outcome, Verdict
@@ -24,7 +25,7 @@ from resilient_llm.profile import Profile
 from resilient_llm.providers import BEDROCK, OPENAI, classify_exception
 from resilient_llm.streams import BufferedStream
 from resilient_llm.target import Target
-from resilient_llm.threads import Threads
+from resilient_llm.threads import Threads, sheltered
 
 if TYPE_CHECKING:
     from resilient_llm.attempt_options import Clocks
@@ -152,11 +153,11 @@ class FunctionDoor:
         telemetry.start(call)
         telemetry.attach()
         try:
-            reply = await self._pipeline.handle(call)
+            enclosing = context.enclosing.get()
+            handled = self._pipeline.handle(call)
+            reply = await (handled if enclosing is None else sheltered(call, enclosing, handled))
         except BaseException as error:
-            call.finish(outcome_of(error, call))
-            if call.unsettled:
-                await call.settle()
+            await call.fail(error)
             if not isinstance(error, AttemptError):
                 raise
             failure = error
@@ -175,7 +176,7 @@ class FunctionDoor:
         """Look at a function; raises `TypeError` for what cannot be run as a call."""
         if isinstance(function, FunctionType):
             # Those made anew for each call share their code, as do all of one decorator, which have their own names.
-            known: object = function.__code__, function.__qualname__
+            known: object = function.__code__, function.__qualname__, function.__name__
         elif isinstance(function, MethodType):
             try:
                 known = function.__func__.__code__, function.__name__, type(function.__self__)
@@ -227,7 +228,7 @@ class FunctionDoor:
                 raise
             raise AttemptError(outcome) from error
         finally:
-            context.enclosing.reset(inside)
+            _leave(inside)
             recorder.detach()
         if type(result) in _STREAMS:
             raise TypeError(_no_stream(f"{_name_of(_called(function))} gave {result!r}"))
@@ -247,6 +248,14 @@ class FunctionDoor:
 
     def _forget_threads(self) -> None:
         self._threads = None
+
+
+def _leave(inside: Token[Call | None]) -> None:
+    """Be inside of a function no longer."""
+    try:
+        context.enclosing.reset(inside)
+    except ValueError:
+        return  # closed by a finaliser, in a context of its own
 
 
 class Kind(NamedTuple):

@@ -7,8 +7,9 @@ must not enter here.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from collections.abc import Awaitable, Callable
+from concurrent.futures import CancelledError
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import anyio
 import anyio.to_thread
@@ -16,7 +17,9 @@ import anyio.to_thread
 if TYPE_CHECKING:
     from resilient_llm.call import Call
 
-__all__ = ["Threads"]
+__all__ = ["Threads", "sheltered"]
+
+_T = TypeVar("_T")
 
 
 class Threads:
@@ -39,8 +42,8 @@ class Threads:
     async def run(self, attempt: Call, function: Callable[[], object]) -> object:
         """Run a function on a thread as soon as there is one; a caller that is cancelled leaves at once."""
         limiter = await self._take(attempt)
-        _places[attempt] = _Place(self)
-        job = _ThreadJob(function, attempt, self, limiter)
+        place = _places[attempt] = _Place(self)
+        job = _ThreadJob(function, attempt, place, limiter)
         try:
             result = await anyio.to_thread.run_sync(
                 job.run, abandon_on_cancel=True, limiter=anyio.CapacityLimiter(math.inf)
@@ -91,14 +94,35 @@ class Threads:
 
 
 class _Place:
-    """Where an attempt is on a thread, and which attempts from inside of it wait for a thread elsewhere."""
+    """Where an attempt is on a thread, which calls are made from inside of it, and who of them waits for a thread."""
 
-    __slots__ = ("_extra", "threads", "waiting")
+    __slots__ = ("_extra", "_inside", "threads", "waiting")
 
     def __init__(self, threads: Threads) -> None:
         self.threads = threads
         self.waiting: set[Call] = set()
         self._extra: anyio.CapacityLimiter | None = None
+        self._inside: dict[anyio.CancelScope, anyio.TaskInfo] = {}
+
+    async def shelter(self, made: Awaitable[_T]) -> _T:
+        """Await what is made from inside of it, and make sure that a cancellation which has begun reaches it."""
+        with anyio.CancelScope() as scope:
+            self._inside[scope] = anyio.get_current_task()
+            self._finish_cancellation(scope)
+            try:
+                return await made
+            finally:
+                del self._inside[scope]
+        raise CancelledError  # where nothing around it is cancelled any more
+
+    def leave(self) -> None:
+        """Let no cancellation that came with its caller's be lost, now that this one has left."""
+        for scope in self._inside:
+            self._finish_cancellation(scope)
+
+    def _finish_cancellation(self, scope: anyio.CancelScope) -> None:
+        if self._inside[scope].has_pending_cancellation():
+            scope.cancel()
 
     @property
     def extra(self) -> anyio.CapacityLimiter:
@@ -112,10 +136,23 @@ _places: dict[Call, _Place] = {}
 """Of all attempts on threads, of whichever pipeline."""
 
 
+async def sheltered(call: Call, enclosing: Call, made: Awaitable[_T]) -> _T:
+    """Await what a call makes inside of another, and finish its cancellation where that is on a thread that is left.
+
+    What `anyio.from_thread` runs is in the cancel scope of the thread's caller. On asyncio a caller that leaves takes
+    that scope's means to cancel along: what it has not reached by then would wait for its cancellation for ever.
+    """
+    above = _places_from(enclosing, call)
+    return await (above[0].shelter(made) if above else made)
+
+
 def _places_above(attempt: Call) -> list[_Place]:
+    return _places_from(attempt.enclosing, attempt)
+
+
+def _places_from(call: Call | None, attempt: Call) -> list[_Place]:
     """Find those on threads that an attempt was made from inside of, in its event loop, the nearest first."""
     found: list[_Place] = []
-    call = attempt.enclosing
     while call is not None:
         place = _places.get(call)
         if place is not None and call.loop is attempt.loop:
@@ -130,18 +167,18 @@ class _ThreadJob:
     A caller that is cancelled leaves at once; a thread cannot be stopped, so its permits stay with it.
     """
 
-    __slots__ = ("_attempt", "_function", "_held", "_limiter", "_release_call", "_threads", "_turn")
+    __slots__ = ("_attempt", "_function", "_held", "_limiter", "_place", "_release_call", "_turn")
 
     def __init__(
         self,
         function: Callable[[], object],
         attempt: Call,
-        threads: Threads,
+        place: _Place,
         limiter: anyio.CapacityLimiter,
     ) -> None:
         self._function = function
         self._attempt = attempt
-        self._threads = threads
+        self._place = place
         self._limiter = limiter
         self._release_call = attempt.keep_open()
         self._turn = [True]  # taken by the thread that begins or by the caller that leaves, whoever is first
@@ -158,13 +195,14 @@ class _ThreadJob:
 
     def leave(self) -> None:
         """Leave a function that runs to itself; one that has not begun never will."""
+        self._place.leave()
         if _take(self._turn):
             self.release()
 
     def release(self) -> None:
         """Give back the thread and the call's permits, once."""
         if _take(self._held):
-            self._threads.give_back(self._attempt, self._limiter)
+            self._place.threads.give_back(self._attempt, self._limiter)
             self._release_call()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import threading
 import time
@@ -189,6 +190,77 @@ async def test_a_cancelled_caller_leaves_and_the_permit_stays_with_the_thread(an
         while bulkhead.in_use():  # noqa: ASYNC110 - a thread's end has no event here
             await anyio.sleep(0.005)
         assert await pipeline.run(lambda: "again") == "again"
+
+
+async def _gives_its_slot_back(bulkhead: Bulkhead) -> None:
+    with anyio.fail_after(5):
+        while bulkhead.in_use():  # noqa: ASYNC110 - a thread's end has no event here
+            await anyio.sleep(0.005)
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
+async def test_a_function_that_was_left_ends_although_it_calls_another(anyio_backend: str) -> None:
+    bulkhead = Bulkhead(max_concurrent=1)
+    outer, inner = Pipeline([bulkhead]), Pipeline([])
+    go_on, begun = threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        go_on.wait(5)
+        anyio.from_thread.run(inner.run, str)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(outer.run, work)
+        await anyio.to_thread.run_sync(begun.wait, 5)
+        group.cancel_scope.cancel()
+    assert bulkhead.in_use() == 1
+    go_on.set()
+    await _gives_its_slot_back(bulkhead)
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
+async def test_so_does_one_whose_own_call_goes_on_in_the_moment_when_it_is_left(anyio_backend: str) -> None:
+    bulkhead = Bulkhead(max_concurrent=1)
+    outer, inner = Pipeline([bulkhead]), Pipeline([])
+    begun, go_on, lock = anyio.Event(), anyio.Event(), anyio.Lock()
+
+    async def answer() -> None:
+        begun.set()
+        await go_on.wait()
+        async with lock:  # asks whether it is cancelled
+            pass
+
+    def work() -> None:
+        anyio.from_thread.run(inner.run, answer)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(outer.run, work)
+        await begun.wait()
+        go_on.set()
+        group.cancel_scope.cancel()
+    await _gives_its_slot_back(bulkhead)
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_what_a_function_that_was_left_gives_the_event_loop_itself_runs_on(anyio_backend: str) -> None:
+    bulkhead = Bulkhead(max_concurrent=1)
+    outer, inner = Pipeline([bulkhead]), Pipeline([])
+    loop = asyncio.get_running_loop()
+    go_on, begun = threading.Event(), threading.Event()
+    answers: list[object] = []
+
+    def work() -> None:
+        begun.set()
+        go_on.wait(5)
+        answers.append(asyncio.run_coroutine_threadsafe(inner.run(str), loop).result(5))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(outer.run, work)
+        await anyio.to_thread.run_sync(begun.wait, 5)
+        group.cancel_scope.cancel()
+    go_on.set()
+    await _gives_its_slot_back(bulkhead)
+    assert answers == [""]
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
@@ -548,6 +620,21 @@ async def test_functions_of_one_decorator_are_each_a_target() -> None:
     assert await pipeline.run(ask_other) == "hello"
     states = {str(key).rpartition(".")[2]: state for key, state in breaker.states().items()}
     assert states == {"ask_one": CircuitState.OPEN, "ask_other": CircuitState.CLOSED}
+
+
+async def test_so_are_functions_that_were_only_given_a_name() -> None:
+    def make(name: str) -> Callable[[], Awaitable[str]]:
+        async def call() -> str:
+            return name
+
+        call.__name__ = name
+        return call
+
+    breaker = CircuitBreaker()
+    pipeline = Pipeline([breaker])
+    for name in ("chat", "embed"):
+        assert await pipeline.run(make(name)) == name
+    assert set(breaker.states()) == {"chat", "embed"}
 
 
 def _client_method(name: str) -> Callable[..., str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from resilient_llm.call import outcome_of
-from resilient_llm.errors import AttemptError, RejectedError, ResilientLLMError
+from resilient_llm.errors import AttemptError, ResilientLLMError
 from resilient_llm.outcome import CANCELLED
 from resilient_llm.source import abandon
 from resilient_llm.telemetry import names
@@ -129,10 +129,6 @@ class Race:
         self._running = True
         try:
             reply = await second.run(self._call_next)
-        except RejectedError as error:  # refused on this side: no attempt was made
-            whole.hedges -= 1
-            whole.attempts -= 1
-            self._hedge_error = error
         except Exception as error:
             if not isinstance(error, ResilientLLMError):
                 logger.warning("a hedge failed in an unexpected way", exc_info=error)
@@ -145,6 +141,8 @@ class Race:
                 self._pace.heard(self._primary)
         finally:
             self._running = False
+            if not second.made:
+                whole.hedges -= 1
 
     def _win(self, attempt: Call, reply: Reply) -> bool:
         """Take the first reply that comes, and send whoever else is under way home."""

@@ -80,12 +80,12 @@ class Hedge:
         if not any(getattr(policy, "placement", None) is Placement.ROUTER for policy in policies):
             msg = f"{self.name} needs a Router after it: a second attempt goes to another target, never the same"
             raise ConfigurationError(msg)
-        least = (self.at_least if self.delay is None else self.delay) + self.min_remaining
+        option, least = ("at_least", self.at_least) if self.delay is None else ("delay", self.delay)
         for policy in policies:
-            if isinstance(policy, Deadline) and least >= policy.total:
+            if isinstance(policy, Deadline) and least + self.min_remaining >= policy.total:
                 msg = (
-                    f"no hedge fits: its delay and min_remaining are at least {least:g} s together, "
-                    f"the deadline is total={policy.total:g} s"
+                    f"no hedge fits: of the deadline of {policy.total:g} s there have to be "
+                    f"{self.min_remaining:g} s left when it is made, which is after {option}={least:g} s"
                 )
                 raise ConfigurationError(msg)
 

@@ -124,20 +124,20 @@ class Retry:
                 except RejectedError:
                     # Refused below, by an open circuit or a full target: no attempt was made of it. What the provider
                     # itself said last tells the caller more than our refusal to ask again.
-                    call.attempts -= 1
                     if failure is None:
                         raise
-                    call.retries -= 1
                     refusals += 1
                     if call.route is None or refusals >= self.max_attempts:
                         call.exhausted = True
                         raise said or failure  # noqa: B904 - its cause is the transport's own exception, and stays
                 except AttemptError as error:
-                    if failure is not None and failure.reply is not None:
-                        await abandon(failure.reply.stream, None)
+                    await _let_go(failure)
                     failure = error
                     # Of a prompt that is too long the caller can do something about, whatever fails after it elsewhere.
                     said = said or (error if error.outcome.context_exceeded else None)
+                finally:
+                    if failure is not None and not attempt.made:
+                        call.retries -= 1
         finally:
             del failure, said  # or their tracebacks and this frame would hold each other, and the request
 
@@ -265,6 +265,12 @@ class Retry:
                 next_attempt=call.attempts + 1,
                 budget=budget.remaining(call.loop.time()),
             )
+
+
+async def _let_go(failure: AttemptError | None) -> None:
+    """Close the reply of a failure that another has come after."""
+    if failure is not None and failure.reply is not None:
+        await abandon(failure.reply.stream, None)
 
 
 _VARIANT = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))

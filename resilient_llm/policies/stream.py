@@ -75,7 +75,7 @@ class Stream:
         modes = _modes(self.resume)
         self._check_prefill()
         if self.prefill and "continue" not in modes:
-            raise ConfigurationError("prefill= is for resume='continue'; nothing else needs it")
+            raise ConfigurationError(f"prefill={self.prefill!r}: allowed only with resume='continue'")
         object.__setattr__(self, "_modes", modes)
         ending = Streaming(
             until_complete=self._buffers(continues=False),

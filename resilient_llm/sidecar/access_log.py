@@ -60,7 +60,11 @@ class Entry:
         self._time = clock
         self._began = clock()
         self.method = method
-        self.request_id = request_id(headers) or random.randbytes(8).hex()
+        self.request_id = request_id(headers) or _any_id()
+
+    def rename(self) -> None:
+        """Take another id than the client's, which is none to be written down."""
+        self.request_id = _any_id()
 
     def refused(self, status: int, code: str) -> None:
         """Note that it was refused here, or with a status of 5xx that nothing better could be had."""
@@ -142,6 +146,10 @@ class Entry:
                 fields["usage_estimated"] = True
         self._fields = fields
         return fields
+
+
+def _any_id() -> str:
+    return random.randbytes(8).hex()
 
 
 class _Record(logging.LogRecord):

@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from resilient_llm.message import Headers, header
 from resilient_llm.sidecar import formats
 from resilient_llm.sidecar.auth import keys_in, same_secret
+from resilient_llm.sidecar.browser import is_this_machine
 from resilient_llm.sidecar.desk import JSON, TEXT, Answer, Desk
 from resilient_llm.sidecar.headers import first_of
 from resilient_llm.sidecar.inbound import ClientGoneError, read_body
@@ -28,7 +29,6 @@ __all__ = ["Admin", "admin_token"]
 
 logger = logging.getLogger("resilient_llm")
 
-_LOOPBACK = frozenset({b"localhost", b"127.0.0.1", b"[::1]"})
 _MAX_BODY = 64 * 1024
 _PATIENCE = 10.0
 
@@ -109,10 +109,9 @@ def _described(method: str) -> Answer:
 
 def _is_from_here(headers: Headers) -> bool:
     """Tell whether a request came to a loopback name, and by no page that came from elsewhere."""
-    host = (header(headers, b"host") or b"").lower()
-    name = host if host.endswith(b"]") else host.rpartition(b":")[0] or host
+    host = header(headers, b"host") or b""
     origin = header(headers, b"origin")
-    return name in _LOOPBACK and (origin is None or origin.lower() == b"http://" + host)
+    return is_this_machine(host) and (origin is None or origin.lower() == b"http://" + host.lower())
 
 
 def admin_token(variable: str | None, environ: Mapping[str, str] = os.environ) -> str | None:

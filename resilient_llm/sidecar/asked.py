@@ -25,6 +25,7 @@ from resilient_llm.policies.deadline import read_seconds
 from resilient_llm.providers import dialect_for
 from resilient_llm.routing.address import AT_TARGET
 from resilient_llm.sidecar.auth import MIN_KEY, keys_in
+from resilient_llm.sidecar.browser import check_is_from_here
 from resilient_llm.sidecar.headers import for_provider
 from resilient_llm.sidecar.inbound import safe_path, safe_query
 from resilient_llm.sidecar.refusal import RefusedError
@@ -104,6 +105,8 @@ class Asked:
         if not tenants:
             if self._browser is not None:
                 self._browser.check()
+            if not self._setup.config.server.open:
+                check_is_from_here(self._first)
             return None
         name = self.tenant_name = self._setup.keys.tenant_of(self._headers)
         if name is None:
@@ -178,13 +181,12 @@ class Asked:
         return f"{origin}{path}?{query}" if query else f"{origin}{path}", headers
 
     def _without_keys_in(self, query: str) -> str:
-        """Give the query without what has a key of the client's, or a tenant's, for a value, whatever it is called."""
-        keys = self._long_keys()
+        """Give the query without what has a key in it, as a name or as a value, whatever it is called."""
 
         def has_key(part: str) -> bool:
-            name, equals, value = part.partition("=")
-            shown = unquote_to_bytes((value if equals else name).replace("+", " "))
-            return self._setup.keys.has(shown) or any(key in shown for key in keys)
+            name, _, value = part.partition("=")
+            written = {text for one in (part, name, value) for text in (one, one.replace("+", " "))}
+            return any(self.has_key(unquote_to_bytes(one)) for one in written)
 
         return "&".join([part for part in query.split("&") if not has_key(part)])
 
@@ -198,6 +200,16 @@ class Asked:
             raise RefusedError(400, "invalid_request_error", why)
         self._check_name(model)
         return model
+
+    def has_key(self, text: bytes) -> bool:
+        """Tell whether there is a key in a text: one that the request shows, a target's, or by itself a tenant's.
+
+        Short ones are made up, for servers that ask for any key (`lm-studio`), and may well be in a name.
+        """
+        setup = self._setup
+        if setup.secrets.are_in(text, least=MIN_KEY) or any(key in text for key in self._long_keys()):
+            return True
+        return len(text) >= MIN_KEY and setup.keys.has(text)
 
     def _long_keys(self) -> list[bytes]:
         return [key for key in keys_in(self._headers) if len(key) >= MIN_KEY]
@@ -216,8 +228,8 @@ class Asked:
 
     def _check_name(self, model: str) -> None:
         _check_name(model)
-        if model not in self._setup.config.models and any(key in model.encode() for key in self._long_keys()):
-            # A slip of the client's that would put its key into the log, and tell it to the provider.
+        if model not in self._setup.config.models and self.has_key(model.encode()):
+            # A slip of the client's that would put the key into the log, and tell it to the provider.
             raise RefusedError(400, "invalid_request_error", "The model's name has an API key in it.")
 
     def check_model(self, request: Request, tenant: Tenant | None) -> None:

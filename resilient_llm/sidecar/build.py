@@ -32,7 +32,7 @@ from resilient_llm.sidecar.call_policies import canaries, middle, replays
 from resilient_llm.sidecar.config import key_hashes
 from resilient_llm.sidecar.masked import Secrets
 from resilient_llm.sidecar.parts import Parts
-from resilient_llm.sidecar.problems import ConfigError, Problem, at
+from resilient_llm.sidecar.problems import ConfigError, Problem, at, needing
 from resilient_llm.sidecar.targets import Targets
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def build(
     parts = Parts(None if previous is None else previous.parts)
     keys = TenantKeys(key_hashes(config, environ))
     store = _store(config, parts, environ)
-    with claimed_anew(store):
+    with at(), claimed_anew(store):
         return _build(config, engine, parts, keys, store, telemetry, previous)
 
 
@@ -169,27 +169,26 @@ def _build(  # noqa: PLR0917 - in the order in which they are made
     rollouts = canaries(config, parts)
     policies = [*before, *middle(config, parts, store), *rollouts.values(), *replays(config), router]
     _check_together(policies)
-    with at():
-        door = ClientDoor(
+    door = ClientDoor(
+        engine,
+        synthesise=engine.synthesise,
+        errors=engine.errors,
+        policies=policies,
+        redirects="fail",
+        name="sidecar",
+        telemetry=telemetry,
+    )
+    passthrough = {
+        name: ClientDoor(
             engine,
             synthesise=engine.synthesise,
             errors=engine.errors,
-            policies=policies,
-            redirects="fail",
-            name="sidecar",
+            policies=[*before, *replays(config, alone=True), only],
+            name=f"sidecar to {name}",
             telemetry=telemetry,
         )
-        passthrough = {
-            name: ClientDoor(
-                engine,
-                synthesise=engine.synthesise,
-                errors=engine.errors,
-                policies=[*before, *replays(config, alone=True), only],
-                name=f"sidecar to {name}",
-                telemetry=telemetry,
-            )
-            for name, only in alone.items()
-        }
+        for name, only in alone.items()
+    }
     parts.done()
     if previous is not None:  # nothing can go wrong any more
         router.take_over(previous.router)
@@ -235,7 +234,8 @@ def _store(config: Config, parts: Parts, environ: Mapping[str, str]) -> RedisSto
     if not url:
         message = f"the environment variable {options.redis_env} is not set"
         raise ConfigError([Problem(("store", "redis_env"), message)])
-    from resilient_llm.stores import RedisStore  # noqa: PLC0415 - an extra, and slow to load
+    with needing("redis-py", "redis", "store"):
+        from resilient_llm.stores import RedisStore  # noqa: PLC0415 - an extra, and slow to load
 
     given: dict[str, Any] = options.model_dump(include={"prefix", "timeout", "lease"}, exclude_none=True)
     with at("store", given=options):
@@ -244,10 +244,10 @@ def _store(config: Config, parts: Parts, environ: Mapping[str, str]) -> RedisSto
                 "store", (options, url), lambda: RedisStore(url, on_store_error=options.on_error, **given)
             )
         except ConfigurationError as error:
-            of_url, _, why = str(error).partition(": ")
-            if not of_url.startswith("server="):
+            what, _, why = str(error).partition("; ")
+            if not what.startswith("server="):
                 raise
-            message = f"the URL in the environment variable {options.redis_env} is none: {why}"
+            message = f"the URL in the environment variable {options.redis_env} is none of a store: {why}"
             raise ConfigError([Problem(("store", "redis_env"), message)]) from error
 
 

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from resilient_llm.errors import ConfigurationError
 from resilient_llm.message import Headers, Reply, Request
 from resilient_llm.sidecar.admin import admin_token
 from resilient_llm.sidecar.build import Setup, build
 from resilient_llm.sidecar.config import Config, load, located
+from resilient_llm.sidecar.observability import load_exporter
 from resilient_llm.sidecar.problems import ConfigError, Problem
 from resilient_llm.sidecar.tls import LISTENERS, Certificates
 from resilient_llm.streams import BufferedStream, LibraryErrors
@@ -32,6 +32,7 @@ def check(path: Path, environ: Mapping[str, str] | None) -> str:
     with located(path):
         config = load(path)
         setup = built(config, path, environ)
+        load_exporter(config)
     models = ", ".join(setup.models) or "whatever callers ask for"
     policies = setup.door.pipeline.describe().policies
     lines = [
@@ -70,10 +71,7 @@ def built(
         tls: TLS | None = getattr(config, listener).tls
         if tls is not None and tls.key_password_env not in placeholders:
             Certificates(listener, tls, path.parent, environ)
-    try:
-        return build(config, Nowhere(), previous=previous, environ=environ)
-    except ConfigurationError as error:
-        raise error if isinstance(error, ConfigError) else ConfigError([Problem((), str(error))]) from error
+    return build(config, Nowhere(), previous=previous, environ=environ)
 
 
 def notes(config: Config) -> Iterator[str]:

@@ -121,19 +121,18 @@ class CrewDesk:
     async def reload(self) -> Reloaded:
         """Have all workers go by what the file says now. Raises `ConfigError`, and all is as it was."""
         async with self._one_by_one:
-            try:
-                checked = self._orders.checked()
-                with located(self._orders.path):
-                    show = renew(self._tls, checked.config)
-            except ConfigError as error:
-                self._last.error = str(error)
-                logger.error("the configuration was not reloaded: %s", error)  # noqa: TRY400 - it is the user's
-                raise
-            self._orders.take(checked)
-            show()
-            asked = await self._ask("POST", "/admin/reload", checked.text.decode())
-            failed = [worker for worker, answer in asked if answer is None or answer[0] != 200]
-            self._part_with(failed)
+            with self._last.attempt():
+                return await self._reload()
+
+    async def _reload(self) -> Reloaded:
+        checked = self._orders.checked()
+        with located(self._orders.path):
+            show = renew(self._tls, checked.config)
+        self._orders.take(checked)
+        show()
+        asked = await self._ask("POST", "/admin/reload", checked.text.decode())
+        failed = [worker for worker, answer in asked if answer is None or answer[0] != 200]
+        self._part_with(failed)
         self._last.error = None
         self._last.count += 1
         self._last.after_restart = after_restart(self._started_with, checked.config)

@@ -11,8 +11,9 @@ from contextlib import suppress
 __all__ = ["LEAST", "room_for_connections"]
 
 _MOST = 65_536
-_BESIDES = 32
-"""For what a process has besides: the event loop, listeners, the log, a store, and connections of operators."""
+_BESIDES = 48
+"""For what a process has besides: the event loop, listeners, the log, a store, and connections of operators and of
+those who are being refused."""
 LEAST = 64
 """With fewer files it is not worth beginning."""
 

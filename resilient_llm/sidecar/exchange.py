@@ -24,7 +24,7 @@ from resilient_llm.sidecar.browser import Browser
 from resilient_llm.sidecar.disconnect import UnlessGone, connection_of, listening
 from resilient_llm.sidecar.headers import for_client
 from resilient_llm.sidecar.inbound import ClientBody, read_body
-from resilient_llm.sidecar.masked import partly_searched, searched, without_secrets
+from resilient_llm.sidecar.masked import leaks, without_secrets
 from resilient_llm.sidecar.models import model_list
 from resilient_llm.sidecar.refusal import RefusedError, dated, plain, refusal
 from resilient_llm.streams import BufferedStream
@@ -99,6 +99,8 @@ class Exchange:
             door, request, ambient = asked
             trace = _continue_trace(self._first)
             call = self._entry.call = door.begin(request, self._loop, ambient)
+            if self._setup.secrets:
+                call.masked = self._setup.secrets.masked
             if self._connection is None:
                 await listening(partial(self._relay, door, call), self._left, self._receive)
                 return
@@ -121,6 +123,8 @@ class Exchange:
         setup, entry = self._setup, self._entry
         asked = Asked(setup, self._scope, self._first, self._browser)
         entry.path = asked.shown
+        if b"x-request-id" in self._first and asked.has_key(entry.request_id.encode()):
+            entry.rename()
         path = asked.path()
         if self._method == "OPTIONS":
             await self._options(path)
@@ -238,9 +242,7 @@ class Exchange:
             headers.append(dated())
 
     async def _send_body(self, stream: ByteStream, *, discard: bool) -> None:
-        secrets = self._setup.secrets
-        events = partly_searched(stream) if secrets else None
-        if isinstance(stream, EventStream) and events is None and not discard:
+        if isinstance(stream, EventStream) and stream.whole_events and not discard:
             outlet = None if self._connection is None else self._connection.outlet()
             if outlet is not None:
                 stream.put_into(outlet)
@@ -252,10 +254,10 @@ class Exchange:
                 return
             except Exception as error:
                 raise CutShortError from error
-            if chunk and (self._has_failed() or (events is not None and events.told is not None)):
-                chunk = searched(chunk, secrets, events)
-                if chunk is None:
-                    raise CutShortError
+            if leaks(stream):
+                raise CutShortError
+            if chunk and self._has_failed():
+                chunk = self._setup.secrets.masked(chunk)
             if chunk and not discard:
                 await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
 

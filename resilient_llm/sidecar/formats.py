@@ -18,7 +18,12 @@ from resilient_llm.sidecar.auth import MIN_KEY
 __all__ = ["fault_of_key", "headers", "host", "http_url", "origins", "variables"]
 
 _VARIABLE = re.compile(r"[A-Z_a-z][A-Za-z0-9_]*")
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\sA-Z*]+")
+_ORIGIN = re.compile(
+    r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?:\[(?P<address>[0-9a-f:.]+)\]|[a-z0-9._~!$&'()+,;=%-]+)"
+    r"(?::(?P<port>[1-9][0-9]{0,4}))?"
+)
+_PORTS = {"http": "80", "https": "443"}
+"""Those that browsers leave out."""
 _HTTP_URL = re.compile(
     r"https?://(?:\[[0-9A-Fa-f:.]+\]|[^/?#@\s:\[\]]+)(?::(?P<port>[0-9]{1,5}))?(?:/[^?#\s]*)?"
 )
@@ -66,11 +71,29 @@ def host(given: str) -> str:
 
 def origins(given: _Names) -> _Names:
     """Check origins of pages (RFC 6454), which are compared as they are written."""
-    if not all(_ORIGIN.fullmatch(origin) for origin in given):
+    if not all(map(_is_origin, given)):
         raise ValueError(
             'origins are expected as browsers send them, in lower case and each by itself: "https://app.example"'
         )
     return given
+
+
+def _is_origin(given: str) -> bool:
+    found = _ORIGIN.fullmatch(given)
+    if found is None:
+        return False
+    if found["address"] is not None and not _is_ipv6(found["address"]):
+        return False
+    port = found["port"]
+    return port is None or (int(port) <= _LAST_PORT and port != _PORTS.get(found["scheme"]))
+
+
+def _is_ipv6(address: str) -> bool:
+    try:
+        ipaddress.IPv6Address(address)
+    except ValueError:
+        return False
+    return True
 
 
 def http_url(url: str) -> str:

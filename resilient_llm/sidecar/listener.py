@@ -15,7 +15,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from resilient_llm.sidecar.descriptors import room_for_connections
-from resilient_llm.sidecar.protocol import GuardedProtocol, guarded
+from resilient_llm.sidecar.protocol import LAST_STAGE, GuardedProtocol, guarded
 
 if TYPE_CHECKING:
     from resilient_llm.sidecar.config import Config
@@ -32,11 +32,20 @@ many that came together the last would wait as many turns, and in each for all w
 class Listener(uvicorn.Server):
     """A uvicorn server on a socket of its own, which leaves signals alone.
 
-    It takes up to `at_once` new connections in one turn of the event loop.
+    It takes up to `at_once` new connections in one turn of the event loop. A TLS handshake has `handshake_timeout`
+    seconds: what has not come to its end is a connection that nothing else counts.
     """
 
-    def __init__(self, config: uvicorn.Config, sock: socket.socket, *, at_once: int = 1) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        sock: socket.socket,
+        *,
+        at_once: int = 1,
+        handshake_timeout: float = 10.0,
+    ) -> None:
         super().__init__(config)
+        self._handshake_timeout = handshake_timeout
         self._at_once = at_once
         self.socket = sock
         self.is_ready = asyncio.Event()
@@ -62,9 +71,24 @@ class Listener(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, and say so."""
         try:
-            await super().startup(sockets)
+            await super().startup([])  # which knows of no time limits of TLS
+            if not self.should_exit:
+                self.servers = [await self._serving(sock) for sock in sockets or ()]
         finally:
             self.is_ready.set()
+
+    async def _serving(self, sock: socket.socket) -> asyncio.Server:
+        ssl = self.config.ssl
+        return await asyncio.get_running_loop().create_server(
+            lambda: self.config.http_protocol_class(  # type: ignore[call-arg]  # uvicorn's has parameters
+                config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+            ),
+            sock=sock,
+            ssl=ssl,
+            backlog=_BACKLOG,
+            ssl_handshake_timeout=None if ssl is None else self._handshake_timeout,
+            ssl_shutdown_timeout=None if ssl is None else LAST_STAGE,
+        )
 
 
 def main_listener(
@@ -80,7 +104,7 @@ def main_listener(
     )
     settings = _settings(app, bounds, tls)
     settings.timeout_graceful_shutdown = max(1, round(options.drain_timeout))
-    return Listener(settings, sock, at_once=_AT_ONCE)
+    return Listener(settings, sock, at_once=_AT_ONCE, handshake_timeout=options.head_timeout)
 
 
 def admin_listener(app: ASGIApp, sock: socket.socket, tls: Certificates | None = None) -> Listener:

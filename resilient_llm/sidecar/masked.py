@@ -6,11 +6,10 @@ encoded in a way that is not known here or has many megabytes, is left out altog
 
 from __future__ import annotations
 
-import json
 import logging
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
 from resilient_llm.event_stream import EventStream
 from resilient_llm.message import DIGESTS
@@ -21,36 +20,40 @@ from resilient_llm.streams import BufferedStream, read_up_to
 if TYPE_CHECKING:
     from resilient_llm.message import ByteStream, Headers
 
-__all__ = ["Secrets", "partly_searched", "searched", "without_secrets"]
+__all__ = ["Secrets", "leaks", "without_secrets"]
 
 logger = logging.getLogger("resilient_llm")
 
 _MOST = 4 * 1024 * 1024
 _MASK = b"***"
+_SPELLED_ONE_WAY = re.compile(r"[A-Za-z0-9._~-]*")
+"""What no URL has to escape (RFC 3986, 2.3), nor any JSON."""
 _OF_THE_BYTES = DIGESTS | {b"content-encoding", b"content-length", b"etag"}
 
 
 class Secrets:
-    """Find keys, as they are and as URLs and JSON spell them, and mask them."""
+    """Find keys, as they are and as URLs and JSON may spell them, and mask them."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
-        spelled = {form.encode() for secret in secrets for form in _forms(secret)}
-        self._forms = sorted(spelled, key=len, reverse=True)  # one may begin with another
+        found = [(secret.encode(), _spellings(secret)) for secret in set(secrets)]
+        self._keys = sorted(found, key=lambda one: -len(one[0]))  # one may begin with another
 
     def __bool__(self) -> bool:
-        return bool(self._forms)
+        return bool(self._keys)
 
-    def are_in(self, text: bytes) -> bool:
-        """Tell whether there is one of them in it."""
-        for form in self._forms:  # noqa: SIM110 - a generator would take longer than the search
-            if form in text:
+    def are_in(self, text: bytes, *, least: int = 0) -> bool:
+        """Tell whether there is one of them in it that has `least` bytes."""
+        for key, spellings in self._keys:
+            if len(key) < least:
+                return False  # as have all that follow
+            if key in text or (spellings is not None and spellings.search(text)):
                 return True
         return False
 
     def masked(self, text: bytes) -> bytes:
         """Give the text with asterisks in the place of each."""
-        for form in self._forms:
-            text = text.replace(form, _MASK)
+        for key, spellings in self._keys:
+            text = text.replace(key, _MASK) if spellings is None else spellings.sub(_MASK, text)
         return text
 
 
@@ -79,27 +82,33 @@ async def without_secrets(
     return BufferedStream([text]), [*(one for one in headers if one[0] not in _OF_THE_BYTES), _length(text)]
 
 
-def partly_searched(stream: ByteStream) -> EventStream | None:
-    """Give the stream of events in which errors stand between others, or are encoded: its end does not tell of them."""
+def leaks(stream: ByteStream) -> bool:
+    """Tell whether a key is in a part of a stream that has just been read, and cannot be masked: it is encoded."""
     while isinstance(stream, RecordedStream):
         stream = stream.stream
-    return stream if isinstance(stream, EventStream) and not stream.whole_events else None
+    if not (isinstance(stream, EventStream) and stream.leaks):
+        return False
+    logger.warning("a provider's stream was broken off: there is a key in its error, which is encoded")
+    return True
 
 
-def searched(chunk: bytes, secrets: Secrets, events: EventStream | None) -> bytes | None:
-    """Give a part of a stream that has failed with `secrets` masked; `None` if it has one, and is encoded.
-
-    `events` is what `partly_searched` gave.
-    """
-    if events is not None and events.encoded and secrets.are_in((events.told or "").encode()):
-        logger.warning("a provider's stream was broken off: there is a key in its error, which is encoded")
+def _spellings(secret: str) -> re.Pattern[bytes] | None:
+    """Give what finds a key however it is spelled; `None` for one that everybody writes as it is."""
+    if _SPELLED_ONE_WAY.fullmatch(secret):
         return None
-    return secrets.masked(chunk)
+    return re.compile(b"".join(map(_spelling, secret)))
 
 
-def _forms(secret: str) -> set[str]:
-    in_json = json.dumps(secret)[1:-1]
-    return {secret, quote(secret, safe=""), in_json, in_json.replace("/", r"\/")}
+def _spelling(character: str) -> bytes:
+    """Give a pattern of what may stand for a character: which of them are escaped differs, and so does the case."""
+    if _SPELLED_ONE_WAY.fullmatch(character):
+        return re.escape(character).encode()
+    plain = character.encode()
+    in_url = "".join(f"%{byte:02x}" for byte in plain).encode()
+    in_json = "".join(
+        f"\\\\u{unit}" for unit in re.findall("....", character.encode("utf-16-be").hex())
+    ).encode()
+    return rb"(?:\\?%b|(?i:%b|%b))" % (re.escape(plain), in_url, in_json)
 
 
 def _length(body: bytes) -> tuple[bytes, bytes]:

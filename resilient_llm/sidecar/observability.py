@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import anyio
 import anyio.to_thread
 
+from resilient_llm.sidecar.problems import needing
 from resilient_llm.sidecar.ui import Recent
 from resilient_llm.telemetry import Telemetry
 
 if TYPE_CHECKING:
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.metrics.export import MetricReader
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
     from resilient_llm.sidecar.config import Config
 
-__all__ = ["Metrics", "Observability", "observe"]
+__all__ = ["Metrics", "Observability", "load_exporter", "observe"]
 
 _LAST_SPANS = 2.0
 """Seconds in which spans that are left are sent at the end."""
@@ -46,7 +48,11 @@ class Observability(NamedTuple):
 
 
 def observe(config: Config) -> Observability:
-    """Set up what a configuration asks for. Raises `ModuleNotFoundError` without the packages for it."""
+    """Set up what a configuration asks for.
+
+    Raises `ConfigError` without the package that a key of it needs, and `ModuleNotFoundError` without those of the
+    sidecar's own extra.
+    """
     options = config.telemetry
     recent = Recent() if config.admin.enabled else None  # for the page
     if not options.prometheus and options.otlp_endpoint is None:
@@ -124,14 +130,25 @@ class _Families:
         return self._families
 
 
+def load_exporter(config: Config) -> None:
+    """Load what sends spans where a configuration asks for it. Raises `ConfigError` where it is not installed."""
+    if config.telemetry.otlp_endpoint is not None:
+        _exporter()
+
+
+def _exporter() -> type[OTLPSpanExporter]:
+    with needing("OpenTelemetry's OTLP exporter", "otel", "telemetry", "otlp_endpoint"):
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 - an extra
+    return OTLPSpanExporter
+
+
 def _otlp_traces(endpoint: str, resource: Resource, sample_ratio: float) -> TracerProvider:
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 - an extra
     from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415 - an extra
     from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415 - an extra
     from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio  # noqa: PLC0415 - an extra
 
     provider = TracerProvider(sampler=ParentBasedTraceIdRatio(sample_ratio), resource=resource)
-    exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")
+    exporter = _exporter()(endpoint=f"{endpoint.rstrip('/')}/v1/traces")
     provider.add_span_processor(BatchSpanProcessor(exporter))
     return provider
 

@@ -29,7 +29,7 @@ _PROXIED: Final = {
 _REFUSALS: Final = {
     400: "It is no request.",
     401: "No key, an unknown one, or several.",
-    403: "A page in a browser, of an origin that is not allowed.",
+    403: "A page in a browser, of an origin that is not allowed, or by a name that is not this machine's.",
     404: "The model is not there, or not for this tenant.",
     408: "The body came too slowly.",
     413: "The body is too large.",

@@ -23,7 +23,7 @@ from resilient_llm.sidecar.toml_lines import line_of
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-__all__ = ["ConfigError", "Problem", "at", "did_you_mean", "dotted", "problems_of", "shown"]
+__all__ = ["ConfigError", "Problem", "at", "did_you_mean", "dotted", "needing", "problems_of", "shown"]
 
 _SECRET_NAME = re.compile(
     r"(^|_)(api_?key|key|keys|token|secret|password|credentials?|authorization|env)(_|$)", re.IGNORECASE
@@ -34,6 +34,7 @@ _HIDDEN = "..."
 """What the library writes in the place of a value that may be a secret."""
 _AUTHORITY = re.compile(r"(?:[\w+.-]*://)?(?:\[[\da-fA-F:.]*\]?|[\w.-]*)(?::\d*)?", re.ASCII)
 """How a URL begins: its scheme, host and port."""
+_MISSING = re.compile(r"^(\w+)=None: ")
 _ABOUT = re.compile(r"(\w+)(?:\['([^']+)'\])?(?:=(.*?))?: (.*)", re.DOTALL)
 
 _ALLOWED = {
@@ -78,7 +79,7 @@ def at(*path: str | int, given: BaseModel | None = None) -> Iterator[None]:
     """Say of a `ConfigurationError` raised inside which part of the configuration it is about.
 
     One that begins with a key of the table that was `given` is about that: `url='ftp://x': allowed are ...`, or about a
-    key of it: `headers['te']='x': cannot be given ...`.
+    key of it: `headers['te']='x': cannot be given ...`. A key that is `None` is missing in a file.
     """
     try:
         yield
@@ -87,10 +88,20 @@ def at(*path: str | int, given: BaseModel | None = None) -> Iterator[None]:
     except (ConfigurationError, ValueError) as error:
         found = _ABOUT.match(str(error))
         if given is None or found is None or found[1] not in type(given).model_fields:
-            raise ConfigError([Problem(path, str(error))]) from error
+            raise ConfigError([Problem(path, _MISSING.sub(r"\1 is missing: ", str(error)))]) from error
         about = (*path, found[1]) if found[2] is None else (*path, found[1], found[2])
         value = found[3] if found[3] != _HIDDEN else _in_part(about, getattr(given, found[1]))
         raise ConfigError([Problem(about, found[4], value)]) from error
+
+
+@contextmanager
+def needing(package: str, extra: str, *path: str | int) -> Iterator[None]:
+    """Say of an `ImportError` raised inside which part needs that package, and which extra brings it."""
+    try:
+        yield
+    except ImportError as error:
+        message = f"needs {package}: pip install 'resilient-llm[{extra}]'"
+        raise ConfigError([Problem(path, message)]) from error
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:

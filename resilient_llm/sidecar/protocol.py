@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 from urllib.parse import unquote
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser, parse_url
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 
 from resilient_llm.sidecar.close_delimited import close_delimited
 from resilient_llm.sidecar.cycle import Cycle
@@ -31,13 +31,34 @@ __all__ = ["GuardedProtocol", "guarded"]
 LAST_STAGE = 5.0
 """Seconds in which a client may read the last that it is told, and close the connection itself."""
 
+AT_THE_DOOR = 16
+"""Connections beyond those that are allowed which have that time. More than that are told, and closed at once."""
+
+_END = b"\r\n\r\n"
+"""Of each head."""
+
+_STEP = 1024
+"""Bytes that are looked at together at least. There are a few small requests in them, and all of what most ask."""
+
+
+class _Flow(FlowControl):
+    """Do not read on for any request while what waits behind it is enough."""
+
+    is_full = False
+
+    def resume_reading(self) -> None:
+        """Read on, unless that would be read too soon."""
+        if not self.is_full:
+            super().resume_reading()
+
 
 class GuardedProtocol(WatchedProtocol):
     """Refuse heads of more than `max_head` bytes (431), or that are not there `head_timeout` seconds after they began.
 
     A connection that sends nothing at all has as long. What surrounds the parts of a chunked body, trailers among it,
-    has the bound of a head. A client that has taken nothing of what waits for it for `send_timeout` seconds is left,
-    and one that would be the `max_connections` + 1st is refused (503).
+    has the bound of a head. What comes behind a request that is whole is looked at when that has its answer, but for a
+    little that came with it; what has a fault is refused in its turn. A client that has taken nothing of what waits for
+    it for `send_timeout` seconds is left, and one that would be the `max_connections` + 1st is refused (503).
     """
 
     max_head: ClassVar[int] = 64 * 1024
@@ -54,6 +75,11 @@ class GuardedProtocol(WatchedProtocol):
     _sending: asyncio.TimerHandle | None = None
     _unsent = 0
     """Bytes that the client had still to take when that was last looked at."""
+    flow: _Flow
+    _rest = b""
+    """What came behind a request that has still to be answered."""
+    _last_word: bytes | None = None
+    """What is said when all that is in line has its answer."""
     _deaf = False
     """Whether nothing more is taken from the client."""
     _leaving: asyncio.TimerHandle | None = None
@@ -70,9 +96,12 @@ class GuardedProtocol(WatchedProtocol):
         if batch is None or batch.loop is not self.loop:
             batch = type(self)._batch = Batch(self.loop)
         super().connection_made(BatchedTransport(transport, batch))
+        self.flow = _Flow(self.transport)
         self._context = copy_context()
         if self.max_connections is not None and len(self.connections) > self.max_connections:
             self._refuse(TOO_MANY, f"{self.max_connections} connections are open")
+            if len(self.connections) > self.max_connections + AT_THE_DOOR:
+                self._let_go()
         else:
             self._watch()
 
@@ -84,17 +113,37 @@ class GuardedProtocol(WatchedProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take what the client sends, until it is refused."""
-        if len(data) <= self.max_head:
-            self._take(data)
-            return
-        parts = memoryview(data)  # what surrounds a body is counted from the last part that had some of it
-        for begin in range(0, len(data), self.max_head):
-            self._take(parts[begin : begin + self.max_head])
+        """Take what the client sends, until it is refused; what comes behind a request that is whole, in its turn."""
+        begin = 0
+        if not self._rest:
+            while begin < len(data) and self._is_free():
+                # What surrounds a body is counted from the last part that had some of it.
+                most = begin + self.max_head
+                found = data.find(_END, begin + _STEP, most)
+                end = most if found < 0 else found + len(_END)
+                self._take(memoryview(data)[begin:end])
+                begin = end
+        if begin < len(data) and not self._deaf:
+            self._rest += data[begin:]
+            if len(self._rest) > HIGH_WATER_LIMIT:
+                self.flow.is_full = True
+                self.flow.pause_reading()
 
-    def _take(self, data: bytes | memoryview) -> None:
-        if self._deaf:
-            return
+    def _is_free(self) -> bool:
+        """Tell whether there is nothing in line but what may be in need of the rest of its body."""
+        if self._deaf or self.pipeline:
+            return False
+        return not self._in_head or self.cycle is None or self.cycle.response_complete
+
+    def _take_rest(self) -> None:
+        """Go on with what has come already."""
+        rest, self._rest = self._rest, b""
+        self.flow.is_full = False
+        self.flow.resume_reading()
+        if rest:
+            self.data_received(rest)
+
+    def _take(self, data: memoryview) -> None:
         self._size += len(data)
         rest = data
         try:
@@ -102,7 +151,7 @@ class GuardedProtocol(WatchedProtocol):
                 try:
                     self.parser.feed_data(rest)
                 except HttpParserUpgrade as upgrade:
-                    rest = memoryview(rest)[upgrade.args[0] :]  # what comes behind the head
+                    rest = rest[upgrade.args[0] :]  # what comes behind the head
                 else:
                     break
                 self._reread_head()
@@ -192,7 +241,6 @@ class GuardedProtocol(WatchedProtocol):
         if before is None or before.response_complete:
             self._start(cycle, self.app)
         else:
-            self.flow.pause_reading()
             self.pipeline.appendleft((cycle, self.app))
 
     def on_body(self, body: bytes) -> None:
@@ -220,17 +268,20 @@ class GuardedProtocol(WatchedProtocol):
     def on_response_complete(self) -> None:
         """Go on with what waits in line, or wait for another request."""
         self.server_state.total_requests += 1
-        if self._deaf or self.transport.is_closing():
+        if self._leaving is not None or self.transport.is_closing():
             return
-        if self.flow.read_paused:
-            self.flow.resume_reading()
         if self.pipeline:
             cycle, app = self.pipeline.pop()
             self._start(cast("Cycle", cycle), app)
+        elif self._last_word is not None:
+            self._say_last(self._last_word)
+            return
         else:
             self._idle_since = self.loop.time()
             if self._idle is None:
                 self._idle = self.loop.call_later(self.timeout_keep_alive, self._be_idle)
+        if self._rest or self.flow.read_paused:
+            self._take_rest()
 
     def _reread_head(self) -> None:
         """Have a new parser read the head anew, without its upgrade, and go on from there.
@@ -291,17 +342,29 @@ class GuardedProtocol(WatchedProtocol):
         self._deaf = True
         what = f"{rejection.phrase}, {why or f'{self._size} bytes of a head'}"
         self._warn(what)
-        if self._is_answering():
+        response = rejection.response(what)
+        answered = self.answered
+        at_fault = None if self._in_head else self.cycle  # if it is no head, it is a body
+        if self.pipeline and self.pipeline[0][0] is at_fault:
+            self.pipeline.popleft()
+        if answered is None or answered.response_complete:
+            self._say_last(response)
+        elif answered is not at_fault:
+            self._last_word = response
+        elif answered.response_started:  # in whose midst nothing else can be said
             self.transport.close()
         else:
             self.rejection = rejection
-            self.transport.write(rejection.response(what))
-            self._close_in_stages()
+            self._say_last(response)
             self.tell()  # who is still at work on an answer
+
+    def _say_last(self, response: bytes) -> None:
+        self.transport.write(response)
+        self._close_in_stages()
 
     def _close(self) -> None:
         """Close the connection after an answer."""
-        if self.answered is not None and self.answered.more_body:
+        if self._rest or (self.answered is not None and self.answered.more_body):
             self._close_in_stages()
         else:
             self.transport.close()
@@ -314,20 +377,22 @@ class GuardedProtocol(WatchedProtocol):
         """
         self._deaf = True
         self._unwatch()
-        self.flow.resume_reading()
+        self._take_rest()
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._leaving = self.loop.call_later(LAST_STAGE, self.transport.close)
+
+    def _let_go(self) -> None:
+        """Close the connection at once, whatever becomes of the last word."""
+        if self.transport.can_write_eof():
+            self.transport.close()
+        else:  # TLS would wait for the client to say good-bye
+            self.transport.abort()
 
     def _warn(self, what: str) -> None:
         """Log what has nothing of a request in it, and who it is about."""
         client = None if self.client is None else "{}:{}".format(*self.client)
         self.logger.warning("%s", what, extra={"fields": {"client": client}})
-
-    def _is_answering(self) -> bool:
-        """Tell whether a response has begun, in whose midst nothing else can be said."""
-        cycle = self.answered
-        return cycle is not None and cycle.response_started and not cycle.response_complete
 
 
 def guarded(

@@ -7,6 +7,8 @@ restart is as it was until then, and what is open now is judged by that.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,6 +49,20 @@ class Reloaded:
         self.after_restart: list[str] = []
         """What is different in the file and takes effect only with the next start."""
 
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Note and log what goes wrong inside, be it with the file or a defect."""
+        try:
+            yield
+        except ConfigError as error:
+            self.error = str(error)
+            logger.error("the configuration was not reloaded: %s", error)  # noqa: TRY400 - it is the user's
+            raise
+        except Exception as error:
+            self.error = f"it met a defect, {type(error).__name__}; the log says where"
+            logger.exception("the configuration was not reloaded: it met a defect")
+            raise
+
 
 class Reloader:
     """Read the file again and give the sidecar what it says."""
@@ -66,16 +82,11 @@ class Reloader:
 
         Raises `ConfigError`, and everything is as it was, for what cannot work.
         """
-        try:
-            with located(self._path):
-                config = parse(read(self._path) if text is None else text, file=str(self._path))
-                running = in_force(self._started_with, config)
-                show = renew(self._tls, config)
-                await self._sidecar.reload(running)
-        except ConfigError as error:
-            self.last.error = str(error)
-            logger.error("the configuration was not reloaded: %s", error)  # noqa: TRY400 - it is the user's
-            raise
+        with self.last.attempt(), located(self._path):
+            config = parse(read(self._path) if text is None else text, file=str(self._path))
+            running = in_force(self._started_with, config)
+            show = renew(self._tls, config)
+            await self._sidecar.reload(running)
         show()
         if self._seen is not None:
             self._seen.relabel(running)

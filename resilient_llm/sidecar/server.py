@@ -25,7 +25,6 @@ from resilient_llm.sidecar.listener import Listener, admin_listener, bind, main_
 from resilient_llm.sidecar.log_lines import LineHandler
 from resilient_llm.sidecar.log_writer import LogWriter
 from resilient_llm.sidecar.observability import observe
-from resilient_llm.sidecar.problems import ConfigError
 from resilient_llm.sidecar.reload import Reloader
 from resilient_llm.sidecar.service import Service, signals
 from resilient_llm.sidecar.tls import LISTENERS, Certificates
@@ -52,7 +51,7 @@ async def run(path: Path, *, engine: Engine | None = None, ready: Ready | None =
         config = load(path)
         token = admin_token(config.admin.token_env)
         tls, admin_tls = (Certificates.of(listener, config, path) for listener in LISTENERS)
-    seen = observe(config)
+        seen = observe(config)
     try:
         with located(path):
             sidecar = Sidecar(config, engine or Http1Transport(), telemetry=seen.telemetry)
@@ -90,7 +89,7 @@ async def _serve(
 
 
 async def _reload(reload: Reloader) -> None:
-    with contextlib.suppress(ConfigError):  # which is logged
+    with contextlib.suppress(Exception):  # which is logged, and in the health report
         await reload()
 
 

@@ -6,10 +6,12 @@ What a table says becomes options of the library's own; which target answers is 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from resilient_llm.credentials import Credential
+from resilient_llm.errors import ConfigurationError
 from resilient_llm.policies import AttemptTimeout, CircuitBreaker, ConcurrencyLimit, RateLimit
 from resilient_llm.presets import get
 from resilient_llm.pricing import Price
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from resilient_llm.stores import RedisStore
 
 __all__ = ["Targets"]
+
+_WITH_CREDENTIALS = re.compile(r"[^/?#]*//[^/?#]*@")
 
 
 class _Named(NamedTuple):
@@ -85,6 +89,10 @@ class Targets:
             )
             if url is None:
                 raise ValueError(f"preset {options.preset} needs the url of your own deployment")
+        if url is not None and _WITH_CREDENTIALS.match(url):
+            raise ValueError(
+                "url=...: has credentials in it; a key is put in an environment variable that api_key_env names"
+            )
         return Target(
             name=name,
             url=url,
@@ -171,7 +179,11 @@ def _credentials(target: str, variables: Sequence[str]) -> list[Credential]:
     credentials = [Credential(env=variable) for variable in variables]
     with at("targets", target, "api_key_env"):
         for credential in credentials:
-            credential.secret()
+            try:
+                credential.secret()
+            except ConfigurationError as error:
+                why = str(error).removeprefix(f"credential {credential.name!r}: ")
+                raise ConfigurationError(why) from error
     return credentials
 
 

@@ -30,9 +30,11 @@ class WatchedProtocol(HttpToolsProtocol):
     _gone = False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell them."""
+        """Tell them, and let go of all that was asked: what refers to each other is freed late, or never."""
         self.tell()
         super().connection_lost(exc)
+        self.pipeline.clear()
+        self.cycle = self.answered = None  # type: ignore[assignment]  # as uvicorn has it before the first
 
     def tell(self) -> None:
         """Tell whoever answers that there is nobody to answer to any more."""

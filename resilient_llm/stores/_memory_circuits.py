@@ -70,7 +70,11 @@ class _Member:
         return self._swap(key, expected, snapshot)
 
     def swap_soon(self, key: str, expected: int, snapshot: CircuitSnapshot, heard: HearAgreed) -> None:
-        """Compare and set, at once."""
+        """Compare and set, at once; circuits are forgotten with their event loop, and so is what is said after it."""
+        try:
+            EventLoop.current()
+        except RuntimeError:
+            return
         heard(self._swap(key, expected, snapshot))
 
     def _swap(self, key: str, expected: int, snapshot: CircuitSnapshot) -> Agreed:

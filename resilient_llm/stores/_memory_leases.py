@@ -1,13 +1,19 @@
-"""Leases in this process's memory: exact, and never lost, since whoever holds one is here."""
+"""Leases in this process's memory: exact, and never lost, since whoever holds one is here.
+
+None ends by itself, so that no time is needed for them. A function on a thread may outlive its event loop, and gives
+its slot back from there.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from math import inf
+from threading import RLock
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from resilient_llm._loop import EventLoop
-from resilient_llm.core.leases import LeaseAnswer, LeaseLimit, LeaseTable, Woken
+from resilient_llm.core.leases import LeaseAnswer, LeaseLimit, LeaseTable
 from resilient_llm.stores.protocol_leases import Lease
 
 if TYPE_CHECKING:
@@ -16,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["MemoryLeasePool", "MemoryLeases"]
 
 _VOTE_LASTS = 15.0
+_NOW = 0.0
 
 
 class MemoryLeases:
@@ -24,6 +31,8 @@ class MemoryLeases:
     lost = 0
 
     def __init__(self) -> None:
+        self.lock = RLock()
+        """Held while the table is read or changed; reentrant, since a finaliser may give a lease back at any time."""
         self._table = LeaseTable()
         self._places: WeakValueDictionary[str, MemoryLeasePool] = WeakValueDictionary()
         self._serial = 0
@@ -39,26 +48,30 @@ class MemoryLeases:
 
     def name(self) -> str:
         """Make a name that nothing else has."""
-        self._serial += 1
-        return str(self._serial)
+        with self.lock:
+            self._serial += 1
+            return str(self._serial)
 
-    def wake(self, woken: Sequence[Woken]) -> None:
-        """Tell those who are first in line."""
-        for place, key in woken:
-            pool = self._places.get(place)
+    def release(self, limits: Sequence[LeaseLimit], *, lease: str = "", place: str = "") -> None:
+        """Take back a lease or a place, from any thread, and tell those who are first in line."""
+        with self.lock:
+            woken = self._table.release(limits, _NOW, lease=lease, place=place)
+        for first, key in woken:
+            pool = self._places.get(first)
             if pool is not None:
-                pool.on_free(key.partition(":")[2])
+                pool.hear_free(key.partition(":")[2])
 
 
 class MemoryLeasePool:
     """One access to a pool in memory; see `stores.protocol_leases.LeasePool`."""
 
-    __slots__ = ("__weakref__", "_leases", "_name", "_place", "_table", "_waiting", "on_free")
+    __slots__ = ("__weakref__", "_leases", "_loop", "_name", "_on_free", "_place", "_table", "_waiting")
 
     def __init__(
         self, leases: MemoryLeases, table: LeaseTable, name: str, place: str, on_free: Callable[[str], None]
     ) -> None:
-        self.on_free = on_free
+        self._on_free = on_free
+        self._loop: EventLoop | None = None  # where it was last asked to wait
         self._leases = leases
         self._table = table
         self._name = name.replace(":", "/")
@@ -67,17 +80,16 @@ class MemoryLeasePool:
 
     async def acquire(self, limits: Sequence[LeaseLimit], *, wait: bool = False) -> Lease | LeaseAnswer:
         """Ask for a lease, without ever yielding to another task."""
-        name, now = self._leases.name(), _now()
-        answer = self._table.acquire(
-            name,
-            self._named(limits),
-            now,
-            place=self._place,
-            place_lasts=float("inf") if wait else 0.0,
-        )
+        name = self._leases.name()
+        if wait:
+            self._loop = EventLoop.current()
+        with self._leases.lock:
+            answer = self._table.acquire(
+                name, self._named(limits), _NOW, place=self._place, place_lasts=inf if wait else 0.0
+            )
         if answer.refused is None:
             self._waiting.difference_update(key for key, _ in limits)
-            return Lease(name, limits, answer.held, now)
+            return Lease(name, limits, answer.held, _NOW)
         key = answer.refused.partition(":")[2]
         if wait:
             self._waiting.add(key)
@@ -85,30 +97,41 @@ class MemoryLeasePool:
 
     def adopt(self, limits: Sequence[LeaseLimit]) -> Lease:
         """Give out a lease whatever the limits."""
-        name, now = self._leases.name(), _now()
-        self._table.renew([(key, name) for key, _ in self._named(limits)], now)
-        return Lease(name, limits, self._table.held(self._named(limits)[-1].key), now)
+        name, named = self._leases.name(), self._named(limits)
+        with self._leases.lock:
+            self._table.renew([(key, name) for key, _ in named], _NOW)
+            held = self._table.held(named[-1].key)
+        return Lease(name, limits, held, _NOW)
 
     def release(self, lease: Lease) -> None:
         """Give a lease back: at once."""
-        self._leases.wake(self._table.release(self._named(lease.limits), _now(), lease=lease.id))
+        self._leases.release(self._named(lease.limits), lease=lease.id)
 
     def leave(self, limits: Iterable[LeaseLimit]) -> None:
         """Give up places: at once."""
         left = [limit for limit in limits if limit.key in self._waiting]
         if left:
             self._waiting.difference_update(key for key, _ in left)
-            self._leases.wake(self._table.release(self._named(left), _now(), place=self._place))
+            self._leases.release(self._named(left), place=self._place)
 
     def vote(self, number: float, heard: Callable[[float], None]) -> None:
         """Say what this access takes for the right number of slots, for as long as it is used at all."""
-        mean = self._table.vote(self._name, self._place, number, _now(), lasts=_VOTE_LASTS)
+        try:
+            now = EventLoop.current().time()
+        except RuntimeError:
+            return  # its event loop has ended, and what it finds right with it
+        with self._leases.lock:
+            mean = self._table.vote(self._name, self._place, number, now, lasts=_VOTE_LASTS)
         if mean is not None:
             heard(mean)
 
+    def hear_free(self, key: str) -> None:
+        """Tell whoever waits here that a lease may be free: in the event loop where it waits, while there is one."""
+        loop = self._loop
+        if loop is None or loop.is_here():
+            self._on_free(key)
+        elif loop.is_alive():
+            loop.post(lambda: self._on_free(key))
+
     def _named(self, limits: Sequence[LeaseLimit]) -> list[LeaseLimit]:
         return [LeaseLimit(f"{self._name}:{key}", most) for key, most in limits]
-
-
-def _now() -> float:
-    return EventLoop.current().time()

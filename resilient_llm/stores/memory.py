@@ -6,6 +6,8 @@ It decides what any other store must; what is kept here ends with the process.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from threading import RLock
 
 from resilient_llm._loop import EventLoop
 from resilient_llm.core.shared_rate import Change, RateCharge, RateDecision, RateLedger, RateLevel, TakeMode
@@ -43,6 +45,8 @@ class MemoryRates:
 
     def __init__(self) -> None:
         self.ledger = RateLedger()
+        self._lock = RLock()  # a call may end in a thread that has outlived its event loop, or in a finaliser
+        self._last = 0.0
 
     async def take(
         self,
@@ -55,12 +59,15 @@ class MemoryRates:
     ) -> RateDecision:
         """Take all that a call needs, or nothing; without ever yielding to another task."""
         named = [charge._replace(key=f"{account}:{charge.key}") for charge in charges]
-        return self.ledger.take(named, _now(), most_wait=most_wait, mode=mode)
+        with self._lock:
+            return self.ledger.take(named, self._now(), most_wait=most_wait, mode=mode)
 
     def settle(self, account: str, changes: Sequence[Change], heard: HearLevels | None = None) -> None:
         """Give back, charge, or free what was held: at once."""
         named = [change._replace(key=f"{account}:{change.key}") for change in changes]
-        _tell(heard, self.ledger.settle(named, _now()))
+        with self._lock:
+            levels = self.ledger.settle(named, self._now())
+        _tell(heard, levels)
 
     def lower(
         self,
@@ -71,13 +78,17 @@ class MemoryRates:
     ) -> None:
         """Lower the levels of buckets, and pause them: at once."""
         named = [charge._replace(key=f"{account}:{charge.key}") for charge in charges]
-        _tell(heard, self.ledger.lower(named, pauses, _now()))
+        with self._lock:
+            levels = self.ledger.lower(named, pauses, self._now())
+        _tell(heard, levels)
+
+    def _now(self) -> float:
+        """Give the event loop's time, or the last one known where there is no event loop any more."""
+        with suppress(RuntimeError):
+            self._last = EventLoop.current().time()
+        return self._last
 
 
 def _tell(heard: Callable[[Sequence[RateLevel]], None] | None, levels: Sequence[RateLevel]) -> None:
     if heard is not None:
         heard(levels)
-
-
-def _now() -> float:
-    return EventLoop.current().time()

@@ -64,7 +64,10 @@ class Batch:
 
 
 class BatchedTransport(asyncio.Transport):
-    """Write to `transport` when its `Batch` says so; all else is done at once, and after what was written before it."""
+    """Write to `transport` when its `Batch` says so; all else is done at once, and after what was written before it.
+
+    But for `abort`, as of any transport: what was put off is dropped.
+    """
 
     __slots__ = ("_batch", "_pieces", "_size", "_transport")
 
@@ -121,7 +124,7 @@ class BatchedTransport(asyncio.Transport):
 
     def abort(self) -> None:
         """Close at once."""
-        self.flush()
+        self._pieces, self._size = [], 0
         self._transport.abort()
 
     def is_closing(self) -> bool:

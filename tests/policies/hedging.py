@@ -6,11 +6,32 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 
+import anyio
+
 from resilient_llm import Call, Outcome, Reply, Target
 from resilient_llm.call import CallNext
 from resilient_llm.ordering import Placement
 
-__all__ = ["Attempts", "InTurn"]
+__all__ = ["Attempts", "Gate", "InTurn", "knows_what_is_sent"]
+
+
+async def knows_what_is_sent(call: Call, call_next: CallNext) -> Reply:
+    """Say of a call, as doors do, that it is not sent yet; a `Gate` says when an attempt is."""
+    call.sent = False
+    return await call_next(call)
+
+
+class Gate:
+    """Have attempts wait on this side, each for so many seconds, before they are sent."""
+
+    def __init__(self, *waits: float) -> None:
+        self.waits = list(waits)
+
+    async def __call__(self, call: Call, call_next: CallNext) -> Reply:
+        """Wait, and send it."""
+        await anyio.sleep(self.waits.pop(0))
+        call.mark_sent()
+        return await call_next(call)
 
 
 class InTurn:

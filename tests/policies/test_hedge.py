@@ -25,7 +25,7 @@ from resilient_llm import (
 from resilient_llm.alternatives import Again
 from resilient_llm.call import Call
 from resilient_llm.outcome import SUCCESS, Outcome, Verdict
-from tests.policies.hedging import Attempts, InTurn
+from tests.policies.hedging import Attempts, Gate, InTurn, knows_what_is_sent
 from tests.support import BAD_REQUEST, FAILURE, THROTTLED, Door, Provider, cancel_at_every_await
 
 pytestmark = pytest.mark.anyio
@@ -109,6 +109,12 @@ async def test_of_two_that_are_ready_at_once_one_is_given_and_nothing_is_left(se
     assert setting.last.outcome is not None
     assert setting.last.outcome.ok
     assert setting.last.attempts == 2
+
+
+async def test_a_second_attempt_that_was_not_sent_when_the_first_has_won_is_none() -> None:
+    setting = Setting(3.0, outer=[knows_what_is_sent], inner=[Gate(0.0, 30.0)])
+    assert await setting.call() == pytest.approx(3.0)
+    assert (setting.last.attempts, setting.last.hedges, len(setting.attempts.made)) == (1, 0, 1)
 
 
 async def test_a_failure_in_time_is_the_retry_s_affair() -> None:
@@ -425,6 +431,6 @@ def test_it_stands_between_the_retry_and_the_router() -> None:
 
 
 def test_it_must_fit_the_deadline() -> None:
-    with pytest.raises(ConfigurationError, match=r"no hedge fits.*2.1 s.*total=2 s"):
+    with pytest.raises(ConfigurationError, match=r"no hedge fits.*deadline of 2 s.*=2 s"):
         Door(Deadline(2), Hedge(delay=2), InTurn(), provider=Provider())
     Door(Deadline(2), Hedge(), InTurn(), provider=Provider())

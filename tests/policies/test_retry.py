@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from contextlib import suppress
 
 import anyio
 import pytest
@@ -16,10 +17,12 @@ from resilient_llm import (
     CircuitOpenError,
     ConfigurationError,
     Deadline,
+    DeadlineExceededError,
     Reply,
     Retry,
 )
 from resilient_llm.outcome import SUCCESS, Outcome, Verdict
+from tests.policies.hedging import Gate, knows_what_is_sent
 from tests.support import (
     BAD_REQUEST,
     FAILURE,
@@ -263,6 +266,23 @@ async def test_a_refusal_by_an_open_circuit_is_no_attempt_and_is_not_retried() -
         await door()
     assert len(provider.attempts) == 2
     assert door.calls[1].attempts == 0
+
+
+@pytest.mark.parametrize(("waits", "counts"), [([5.0], (0, 0)), ([0.0, 5.0], (1, 0)), ([0.0, 0.0], (2, 1))])
+@pytest.mark.parametrize("ends", ["cancelled", "deadline_exceeded"])
+async def test_what_is_given_up_before_it_is_sent_is_no_attempt(
+    ends: str, waits: list[float], counts: tuple[int, int]
+) -> None:
+    outer = [Deadline(3.0)] if ends == "deadline_exceeded" else []
+    provider = Provider(FAILURE, 5.0)
+    door = Door(*outer, knows_what_is_sent, Retry(backoff=FIXED), Gate(*waits), provider=provider)
+    with anyio.move_on_after(3.0 if ends == "cancelled" else 10.0), suppress(DeadlineExceededError):
+        await door()
+    call = door.calls[0]
+    assert call.outcome is not None
+    assert call.outcome.error_type == ends
+    assert (call.attempts, call.retries) == counts
+    assert len(provider.attempts) == call.attempts
 
 
 async def test_the_providers_error_survives_a_circuit_that_opens_between_attempts() -> None:

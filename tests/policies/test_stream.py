@@ -496,7 +496,7 @@ async def test_malformed_events_are_passed_or_skipped(cut: int, broken: bytes) -
         ({"resume": "retry"}, "resume='retry': allowed are 'error', 'continue', 'buffer'"),
         ({"resume": []}, r"resume=\[\]"),
         ({"resume": ["buffer", "x"]}, "resume="),
-        ({"resume": "buffer", "prefill": ["m"]}, "prefill= is for resume='continue'"),
+        ({"resume": "buffer", "prefill": ["m"]}, "allowed only with resume='continue'"),
         ({"resume": "continue", "prefill": "gpt-4o"}, "prefill='gpt-4o': a collection"),
         ({"hold_max": -1}, "hold_max=-1"),
         ({"max_event_size": 0}, "max_event_size=0"),

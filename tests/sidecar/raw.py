@@ -19,7 +19,7 @@ from resilient_llm.testing import FakeProvider, serve_in_thread
 from tests.sidecar.support import Log, logged, over_sockets
 
 BODY = b'{"model":"m","messages":[]}'
-LINE = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
+LINE = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
 CHUNKED = LINE + b"transfer-encoding: chunked\r\n\r\n"
 LONG = 30.0
 """Seconds after which a test that waits has failed."""
@@ -33,7 +33,13 @@ def post(body: bytes = BODY, *headers: bytes) -> bytes:
 
 def get(path: bytes, *headers: bytes) -> bytes:
     """Give a request without one."""
-    return b"GET " + path + b" HTTP/1.1\r\nhost: x\r\n" + b"".join(one + b"\r\n" for one in headers) + b"\r\n"
+    return (
+        b"GET "
+        + path
+        + b" HTTP/1.1\r\nhost: localhost\r\n"
+        + b"".join(one + b"\r\n" for one in headers)
+        + b"\r\n"
+    )
 
 
 def chunk(data: bytes, extension: bytes = b"") -> bytes:

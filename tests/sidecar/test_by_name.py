@@ -80,6 +80,9 @@ async def test_a_path_is_joined_to_the_targets_url(path: str, expected: str) -> 
         (f"a=Bearer+{KEY}", ""),
         (f"a=Bearer%20{KEY.replace('k', '%6b')}", ""),
         (KEY, ""),
+        (f"{KEY}=1&b=2", "?b=2"),
+        (f"b=2&{OTHERS}=", "?b=2"),
+        (f"a=of-{KEY}-now", ""),
         ("api_key=sk-of-somebody", ""),
     ],
 )

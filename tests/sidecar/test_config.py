@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
 import re
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +22,7 @@ from resilient_llm.sidecar.check import check
 from resilient_llm.sidecar.config import key_hashes
 from resilient_llm.sidecar.options import QuotaOptions
 from resilient_llm.sidecar.parts import Parts
+from resilient_llm.sidecar.server import run
 from resilient_llm.sidecar.tables import TLS, Server, TenantBudget
 from resilient_llm.sidecar.targets import Targets
 from resilient_llm.sidecar.toml_lines import lines_of
@@ -129,7 +132,7 @@ ERRORS = {
     ),
     "a URL with a key in it": (
         '[targets.a]\nurl = "http://user:pw@x/v1"',
-        "2: targets.a.url = 'http://x': has credentials in it",
+        '2: targets.a.url = "...": has credentials in it; a key is put in an environment variable that api_key_env',
     ),
     "options that contradict each other": (
         TARGET + "[targets.main.circuit]\nbreak_duration = 60\nmax_break_duration = 5",
@@ -200,6 +203,19 @@ ERRORS = {
         '4: telemetry.otlp_endpoint = "collector:4317": the URL of a collector',
     ),
     "a tier of no preset": (TARGET + 'tier = "tier-1"', "a tier is one of a preset"),
+    "a hedge that begins too late": (
+        TARGET + "[hedge]\nat_least = 1e9",
+        "3: hedge: no hedge fits: of the deadline of 600 s there have to be 0.1 s left when it is made",
+        "after at_least=1e+09 s",
+    ),
+    "models that go on, of streams that are not gone on with": (
+        TARGET + '[stream]\nprefill = ["m"]',
+        "4: stream.prefill = ['m']: allowed only with resume='continue'",
+    ),
+    "a tier whose limits are those of models": (
+        '[targets.a]\npreset = "openai"\ntier = "tier-1"',
+        "3: targets.a.tier: model is missing: limits of openai tier-1 are those of ",
+    ),
     "a tier that is none": (
         '[targets.a]\npreset = "openai"\nmodel = "gpt-4o"\ntier = "tier-9"',
         "4: targets.a.tier: 'tier-9' is no tier of openai: 'tier-1', ",
@@ -241,7 +257,7 @@ ERRORS = {
     ),
     "a variable that has no store's URL": (
         TARGET + '[store]\nredis_env = "NO_URL"',
-        "4: store.redis_env: the URL in the environment variable NO_URL is none: allowed are a URL",
+        "4: store.redis_env: the URL in the environment variable NO_URL is none of a store: Redis URL must",
     ),
     "a number for a name, or several": (
         TARGET + "api_key_env = 3",
@@ -295,6 +311,96 @@ def test_errors_name_the_place_the_value_and_what_is_allowed(
     for part in expected:
         assert part in str(refused.value)
     assert str(refused.value).startswith(f"{file}:")
+
+
+@pytest.mark.parametrize(
+    ("table", "missing", "why"),
+    [
+        (
+            '[store]\nredis_env = "STORE"',
+            ["redis.asyncio", "resilient_llm.stores.redis"],
+            "3: store: needs redis-py: pip install 'resilient-llm[redis]'",
+        ),
+        (
+            '[telemetry]\notlp_endpoint = "http://collector:4318"',
+            ["opentelemetry.exporter.otlp.proto.http.trace_exporter"],
+            "4: telemetry.otlp_endpoint: needs OpenTelemetry's OTLP exporter: pip install 'resilient-llm[otel]'",
+        ),
+    ],
+    ids=["store", "otlp"],
+)
+def test_a_table_whose_extra_is_not_installed_is_told_by_its_place(
+    table: str,
+    missing: list[str],
+    why: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("STORE", "redis://localhost")
+    package, *loaded = missing
+    monkeypatch.setitem(sys.modules, package, None)
+    for name in loaded:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    file = tmp_path / "gateway.toml"
+    file.write_text(TARGET + table)
+    for attempt in (
+        lambda: check(file, environ=None),
+        lambda: check(file, environ=os.environ),
+        lambda: asyncio.run(run(file)),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            attempt()
+        assert str(refused.value) == f"{file}:{why}"
+
+
+def test_a_variable_that_is_not_set_is_told_alike_by_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NOT_THERE", raising=False)
+    file = tmp_path / "gateway.toml"
+    file.write_text(TARGET + 'api_key_env = "NOT_THERE"')
+    for attempt in (lambda: check(file, environ=os.environ), lambda: asyncio.run(run(file))):
+        with pytest.raises(ConfigError) as refused:
+            attempt()
+        why = "3: targets.main.api_key_env: the environment variable NOT_THERE is not set"
+        assert str(refused.value) == f"{file}:{why}"
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "http://[::1",
+        "http://[::g]",
+        "http://::1",
+        "http://h:99999",
+        "http://h:0",
+        "http://h:080",
+        "http://h:80",
+        "https://h:443",
+        "http://h:",
+        "http://me@h",
+        "http://h\u00e9",
+    ],
+)
+def test_origins_that_no_browser_sends_are_refused(origin: str) -> None:
+    with pytest.raises(ConfigError, match="origins are expected as browsers send them"):
+        parse(f'{TARGET}[server]\ncors_origins = ["{origin}"]')
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "http://[::1]",
+        "http://[2001:db8::1]:8080",
+        "https://app.example:8443",
+        "http://localhost:443",
+        "http://my_host",
+        "chrome-extension://abcdefghijklmnop",
+        "app://.",
+    ],
+)
+def test_origins_are_those_that_browsers_send(origin: str) -> None:
+    assert parse(f'{TARGET}[server]\ncors_origins = ["{origin}"]').server.cors_origins == [origin]
 
 
 TENANT = '[tenants.a]\nkey_env = "K"\n'

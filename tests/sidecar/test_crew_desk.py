@@ -13,7 +13,8 @@ from resilient_llm.sidecar import Sidecar, parse
 from resilient_llm.sidecar.admin import Admin
 from resilient_llm.sidecar.crew_desk import CrewDesk
 from resilient_llm.sidecar.desk import JSON, Answer, OneProcess
-from resilient_llm.sidecar.orders import Orders
+from resilient_llm.sidecar.orders import Checked, Orders
+from resilient_llm.sidecar.supervisor import _reload
 from resilient_llm.testing import FakeProvider
 from tests.asgi.server import Connection
 from tests.sidecar.support import MemoryEngine
@@ -73,6 +74,22 @@ def desk_of(tmp_path: Path, *workers: FakeWorker) -> CrewDesk:
     file.write_text(TOML)
     crew: Any = FakeCrew(*workers)
     return CrewDesk(crew, Orders(file))
+
+
+async def test_a_defect_is_told_to_no_worker_and_to_operators(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_orders: Orders) -> Checked:
+        raise LookupError
+
+    monkeypatch.setattr(Orders, "checked", broken)
+    monkeypatch.setattr("resilient_llm.sidecar.crew_desk.one_health", lambda _reports: {})
+    worker = FakeWorker(1, (200, JSON, b'{"running": 0}'))
+    desk = desk_of(tmp_path, worker)
+    await _reload(desk)  # as SIGHUP does
+    assert worker.heard == []
+    _, _, body = await desk.answer("GET", "/admin/health", b"")
+    assert json.loads(body)["reload"]["error"] == "it met a defect, LookupError; the log says where"
 
 
 @pytest.mark.parametrize("path", ["/admin/reload", "/admin/circuits/a/isolate"])

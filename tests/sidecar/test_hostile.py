@@ -70,7 +70,7 @@ def test_a_trailer_is_no_header_of_this_request_or_the_next(monkeypatch: pytest.
     monkeypatch.setenv("KEY_OF_ACME", KEY)
     key = b"authorization: Bearer " + KEY.encode()
     unknown = TAKEN["trailers"].replace(b"authorization: Bearer evil", key)
-    known = unknown.replace(b"host: x\r\n", b"host: x\r\n" + key + b"\r\n")
+    known = unknown.replace(b"host: localhost\r\n", b"host: localhost\r\n" + key + b"\r\n")
     with served('[tenants.acme]\nkey_env = "KEY_OF_ACME"\n') as sidecar:
         assert sidecar.ask(unknown).status == 401
         with Client(sidecar.url) as client:

@@ -139,3 +139,43 @@ async def test_a_key_where_the_model_belongs_is_not_told_to_a_target_by_name_eit
     answered = await ask(sidecar, body, path="/main/v1/chat/completions", headers=[BEARER])
     assert (answered.status, answered.json["error"]["code"]) == (400, "invalid_request_error")
     assert engine.sent == []
+
+
+@pytest.mark.parametrize("model", ["{}", "openai/{}", "{}:free"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/main/v1/chat/completions"])
+async def test_a_providers_key_where_the_model_belongs_is_told_to_nobody(path: str, model: str) -> None:
+    engine = MemoryEngine(FakeProvider())
+    body = json.dumps({**ASK, "model": model.format(PROVIDER_KEY)}).encode()
+    sidecar = Sidecar(parse(f"{UNDECLARED}passthrough = true\n"), engine)
+    with logged() as log:
+        answered = await ask(sidecar, body, path=path, headers=[FREE])
+    assert (answered.status, answered.json["error"]["code"]) == (400, "invalid_request_error")
+    assert engine.sent == []
+    assert PROVIDER_KEY not in answered.body.decode() + "".join(log.lines)
+
+
+async def test_a_made_up_key_may_be_in_the_name_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers of one's own ask for any key, and it is often their name."""
+    monkeypatch.setenv("PROVIDER_KEY", "lm-studio")
+    engine = MemoryEngine(FakeProvider())
+    body = json.dumps({**ASK, "model": "lm-studio-community/tiny"}).encode()
+    assert (await ask(Sidecar(parse(UNDECLARED), engine), body, headers=[FREE])).status == 200
+
+
+async def test_another_tenants_key_is_no_model_either() -> None:
+    engine = MemoryEngine(FakeProvider())
+    body = json.dumps({**ASK, "model": KEY}).encode()
+    assert (await ask(Sidecar(parse(UNDECLARED), engine), body, headers=[FREE])).status == 400
+    assert engine.sent == []
+
+
+@pytest.mark.parametrize("key", [KEY, PROVIDER_KEY, "key-of-globex-9876543210"])
+async def test_a_request_is_not_called_by_a_key(key: str) -> None:
+    engine = MemoryEngine(FakeProvider())
+    with logged() as log:
+        answered = await ask(
+            Sidecar(parse(UNDECLARED), engine), headers=[FREE, (b"x-request-id", key.encode())]
+        )
+    assert answered.status == 200
+    assert log.entries[0]["request_id"] == answered.headers[b"x-resilient-llm-request-id"].decode()
+    assert key not in str(answered.headers) + "".join(log.lines)

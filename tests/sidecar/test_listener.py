@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from pathlib import Path
 
 import anyio
 import pytest
@@ -15,7 +16,9 @@ from resilient_llm.sidecar.config import parse
 from resilient_llm.sidecar.event_loop import run
 from resilient_llm.sidecar.listener import Listener, admin_listener, bind, main_listener
 from resilient_llm.sidecar.service import Service
+from resilient_llm.sidecar.tls import Certificates
 from resilient_llm.transports.http1 import Http1Transport
+from tests.sidecar.certificates import Authority
 from tests.support import A_HANG
 
 pytestmark = pytest.mark.realtime
@@ -95,5 +98,31 @@ def test_connections_that_come_together_are_taken_together() -> None:
             await starting.ended()
             assert sock.fileno() == -1
         assert turns < 20
+
+    run(main())
+
+
+@pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01"], ids=["nothing", "some of it"])
+def test_a_handshake_that_does_not_come_is_waited_for_as_long_as_a_head(sent: bytes, tmp_path: Path) -> None:
+    Authority(tmp_path).sign("server")
+    more = """[server]
+head_timeout = 0.2
+tls = { certificate = "server.crt", key = "server.key" }
+"""
+    config = parse(more + "[targets.a]\nurl = 'http://127.0.0.1:9/v1'\n")
+
+    async def main() -> None:
+        with bind("127.0.0.1", 0) as sock:
+            sidecar = Sidecar(config, Http1Transport())
+            tls = Certificates.of("server", config, tmp_path / "gateway.toml")
+            starting = Service(sidecar, main_listener(sidecar, config, sock, tls))
+            await starting.start()
+            reader, writer = await asyncio.open_connection(*sock.getsockname())
+            writer.write(sent)
+            with anyio.fail_after(A_HANG), contextlib.suppress(ConnectionResetError):
+                assert await reader.read() == b""
+            writer.close()
+            starting.drain()
+            await starting.ended()
 
     run(main())

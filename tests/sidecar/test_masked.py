@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import json
 import zlib
 from collections.abc import Callable
+from urllib.parse import quote
 
 import pytest
 
@@ -77,8 +79,17 @@ async def test_a_key_in_a_plain_error_is_masked() -> None:
 
 @pytest.mark.parametrize(
     "spelled",
-    [b"a/key+of==ours", b"a%2Fkey%2Bof%3D%3Dours", rb"a\/key+of==ours"],
-    ids=["plain", "URL", "JSON"],
+    [
+        b"a/key+of==ours",
+        b"a%2Fkey%2Bof%3D%3Dours",
+        b"a%2fkey%2bof%3d%3dours",
+        b"a/key%2Bof%3D%3Dours",
+        b"a/key%2bof==ours",
+        rb"a\/key+of==ours",
+        rb"a/key\u002Bof==ours",
+        rb"a\u002fkey\u002bof\u003d\u003dours",
+    ],
+    ids=["plain", "URL", "lower case", "path", "query", "JSON", "escaped", "escaped, lower case"],
 )
 async def test_a_key_is_found_however_it_is_spelled(spelled: bytes) -> None:
     secrets = Secrets(["a/key+of==ours"])
@@ -86,6 +97,16 @@ async def test_a_key_is_found_however_it_is_spelled(spelled: bytes) -> None:
     body, _ = await masked(b"<" + spelled + b">", secrets=secrets)
     assert body == b"<***>"
     assert not secrets.are_in(b"a/key+of=ours")
+
+
+@pytest.mark.parametrize(
+    "key", ['a"key\\of-ours', "a-k\u00e9y-\U0001f511-of-ours"], ids=["quoted", "not ASCII"]
+)
+def test_a_key_of_other_characters_is_found_in_json_and_urls(key: str) -> None:
+    secrets = Secrets([key])
+    for spelled in (key, json.dumps(key)[1:-1], json.dumps(key, ensure_ascii=False)[1:-1], quote(key)):
+        assert secrets.are_in(spelled.encode())
+        assert secrets.masked(b"<" + spelled.encode() + b">") == b"<***>"
 
 
 async def test_a_key_that_begins_with_another_is_masked_whole() -> None:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from resilient_llm.testing import FakeProvider, Fault
-from tests.sidecar.support import ASK, BEARER, KEY, ask, memory
+from tests.sidecar.support import ASK, BEARER, KEY, MemoryEngine, ask, memory
 
 pytestmark = pytest.mark.anyio
 
@@ -54,3 +54,56 @@ async def test_a_provider_lets_no_page_read(
     names = [name for name, _ in answered.messages[0]["headers"]]
     assert [name for name in names if name.decode() in THEIRS] == may * [b"access-control-allow-origin"]
     assert answered.headers.get(b"access-control-allow-origin") == (origin[1] if may else None)
+
+
+REBOUND = (b"host", b"evil.example:8080")
+IMAGE = (b"sec-fetch-site", b"cross-site")
+TARGET = 'targets.main = {url = "http://provider.example/v1", passthrough = true}\n'
+MORE = {
+    "closed": "",
+    "with origins": 'server.cors_origins = ["https://app.example"]',
+    "open": "server.open = true",
+    "with tenants": 'tenants.acme.key_env = "KEY_OF_ACME"',
+}
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/main/v1/files", "/v1/chat/completions"])
+@pytest.mark.parametrize(
+    ("how", "headers", "code"),
+    [
+        ("closed", (REBOUND,), "host_not_allowed"),
+        ("closed", (REBOUND, (b"sec-fetch-site", b"same-origin")), "host_not_allowed"),
+        ("closed", ((b"host", b"localhost.evil.example"),), "host_not_allowed"),
+        ("closed", ((b"host", b"127.0.0.1.evil.example"),), "host_not_allowed"),
+        ("closed", ((b"host", b"192.0.2.1"),), "host_not_allowed"),
+        ("closed", (IMAGE,), "origin_not_allowed"),
+        ("closed", ((b"sec-fetch-site", b"same-site"),), "origin_not_allowed"),
+        ("closed", (), None),
+        ("closed", ((b"host", b""),), None),
+        ("closed", ((b"host", b"LocalHost:8080"),), None),
+        ("closed", ((b"host", b"127.0.0.1:8080"),), None),
+        ("closed", ((b"host", b"127.0.0.2"),), None),
+        ("closed", ((b"host", b"[::1]:8080"),), None),
+        ("closed", ((b"host", b"[::1]"), (b"sec-fetch-site", b"none")), None),
+        ("with origins", (MINE, IMAGE), None),
+        ("with origins", (MINE, REBOUND), "host_not_allowed"),
+        ("with origins", (IMAGE,), "origin_not_allowed"),
+        ("open", (REBOUND, IMAGE), None),
+        ("with tenants", (REBOUND, IMAGE, BEARER), None),
+    ],
+)
+async def test_without_tenants_no_page_from_elsewhere_asks_unseen(
+    how: str, headers: tuple[tuple[bytes, bytes], ...], code: str | None, path: str
+) -> None:
+    sidecar = memory(FakeProvider(), TARGET + MORE[how])
+    method = "POST" if path.endswith("completions") else "GET"
+    answered = await ask(sidecar, ASK if method == "POST" else b"", path=path, method=method, headers=headers)
+    engine = sidecar._engine
+    assert isinstance(engine, MemoryEngine)
+    if code is None:
+        assert answered.status != 403
+        assert len(engine.sent) == 1
+    else:
+        assert answered.status == 403
+        assert json.loads(answered.body)["error"]["code"] == code
+        assert not engine.sent

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import json
+import re
+import sys
 import weakref
 from pathlib import Path
 
@@ -11,15 +13,21 @@ import anyio
 import pytest
 
 from resilient_llm.core.circuit_state import CircuitState
+from resilient_llm.errors import ConfigurationError
 from resilient_llm.sidecar import ConfigError, Sidecar, parse
+from resilient_llm.sidecar.admin import Admin
+from resilient_llm.sidecar.build import Setup
+from resilient_llm.sidecar.desk import OneProcess
 from resilient_llm.sidecar.reload import Reloader
+from resilient_llm.sidecar.server import _reload
 from resilient_llm.testing import FakeProvider, Fault
 from tests.asgi.server import Connection
-from tests.sidecar.support import ASK, MemoryEngine, ask, memory
+from tests.sidecar.support import ASK, MemoryEngine, ask, logged, memory
 
 pytestmark = pytest.mark.anyio
 
 ONE = '[targets.one]\nurl = "http://one.example/v1"\n'
+HERE = ((b"host", b"localhost"),)
 TWO = '[targets.two]\nurl = "http://two.example/v1"\n'
 
 
@@ -127,6 +135,62 @@ async def test_a_file_that_cannot_work_changes_nothing_and_says_why(tmp_path: Pa
     done = await reload()
     assert (done.error, done.count, done.after_restart) == (None, 1, ["server.port"])
     assert (await ask(sidecar)).headers[b"x-resilient-llm-target"] == b"two"
+
+
+async def test_a_defect_changes_nothing_and_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_given: object, **_more: object) -> Setup:
+        raise LookupError("secret")
+
+    file = tmp_path / "gateway.toml"
+    file.write_text(TWO)
+    sidecar = memory(FakeProvider(), ONE)
+    reload = Reloader(sidecar, file)
+    with monkeypatch.context() as patch, logged() as log:
+        patch.setattr("resilient_llm.sidecar.app.build", broken)
+        await _reload(reload)  # as SIGHUP does
+        answered = await Connection(b"", method="POST", path="/admin/reload", headers=HERE).run(
+            Admin(OneProcess(sidecar, reload))
+        )
+    assert answered.status == 500
+    assert reload.last.error == "it met a defect, LookupError; the log says where"
+    said = [line for line in log.lines if "the configuration was not reloaded: it met a defect" in line]
+    assert len(said) == 2
+    assert all("LookupError" in line and "secret" not in line for line in said)
+    assert (await ask(sidecar)).headers[b"x-resilient-llm-target"] == b"one"
+    done = await reload()
+    assert (done.error, done.count) == (None, 1)
+
+
+async def test_what_the_library_refuses_is_told_in_its_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_given: object) -> Setup:
+        raise ConfigurationError("these do not go together")
+
+    file = tmp_path / "gateway.toml"
+    file.write_text(TWO)
+    reload = Reloader(memory(FakeProvider(), ONE), file)
+    monkeypatch.setattr("resilient_llm.sidecar.build.admission", refused)
+    with pytest.raises(ConfigError):
+        await reload()
+    assert reload.last.error == f"{file}: these do not go together"
+
+
+async def test_a_store_that_is_not_installed_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STORE", "redis://localhost")
+    monkeypatch.setitem(sys.modules, "redis.asyncio", None)
+    monkeypatch.delitem(sys.modules, "resilient_llm.stores.redis", raising=False)
+    file = tmp_path / "gateway.toml"
+    file.write_text(TWO + '[store]\nredis_env = "STORE"\n')
+    sidecar = memory(FakeProvider(), ONE)
+    reload = Reloader(sidecar, file)
+    why = f"{file}:3: store: needs redis-py: pip install 'resilient-llm[redis]'"
+    with pytest.raises(ConfigError, match=re.escape(why)):
+        await reload()
+    assert reload.last.error == why
+    assert (await ask(sidecar)).headers[b"x-resilient-llm-target"] == b"one"
 
 
 async def test_closing_closes_the_connections() -> None:

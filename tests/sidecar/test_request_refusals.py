@@ -65,7 +65,7 @@ async def test_so_is_one_whose_body_breaks_http() -> None:
     recording = Recording()
     toml = '[targets.main]\nurl = "http://127.0.0.1:9/v1"\n'
     async with over_sockets(toml, telemetry=telemetry_of(recording)) as (url, _):
-        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
         answer = await exchange(url, head + b"no length\r\n")
         assert answer.startswith(b"HTTP/1.1 400 ")
     assert recording.points.one("resilient_llm.request.refusals").attributes == {

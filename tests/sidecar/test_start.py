@@ -26,7 +26,7 @@ ANSWER = b'{"object": "chat.completion", "choices": [{"message": {"content": "Pa
 HEAD = b"HTTP/1.1 200 OK\\r\\ncontent-type: application/json\\r\\ncontent-length: %d\\r\\n\\r\\n" % len(ANSWER)
 ASKED = b'{"model": "m", "messages": [{"role": "user", "content": "Which city?"}]}'
 REQUEST = (
-    b"POST /v1/chat/completions HTTP/1.1\\r\\nhost: here\\r\\nconnection: close\\r\\n"
+    b"POST /v1/chat/completions HTTP/1.1\\r\\nhost: localhost\\r\\nconnection: close\\r\\n"
     b"content-type: application/json\\r\\ncontent-length: %d\\r\\n\\r\\n" % len(ASKED)
 ) + ASKED
 

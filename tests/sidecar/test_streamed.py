@@ -85,7 +85,7 @@ async def test_a_client_that_takes_nothing_for_a_while_gets_all_of_it(
                     incoming = cast("asyncio.Transport", writer.transport)
                     incoming.pause_reading()
                     writer.write(
-                        b"POST /v1/chat/completions HTTP/%b\r\nhost: a\r\ncontent-length: %d\r\n\r\n%b"
+                        b"POST /v1/chat/completions HTTP/%b\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b"
                         % (version, len(BODY), BODY)
                     )
                     await full.wait()
@@ -115,7 +115,7 @@ async def test_a_provider_that_breaks_off_is_told_of_after_its_last_whole_event(
             reader, writer = await asyncio.open_connection(host, int(port))
             with anyio.fail_after(A_HANG):
                 writer.write(
-                    b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n%b"
+                    b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b"
                     % (len(BODY), BODY)
                 )
                 await reader.readuntil(b"\r\n\r\n")  # some of the body is on its way, too

@@ -62,7 +62,7 @@ async def stream(
                 host, port = url.removeprefix("http://").split(":")
                 reader, writer = await asyncio.open_connection(host, int(port))
                 writer.write(
-                    b"POST %b HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b"
+                    b"POST %b HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b"
                     % (path.encode(), len(body), body)
                 )
                 got = await reader.readuntil(b"\r\n\r\n")
@@ -103,6 +103,43 @@ async def test_a_key_in_an_error_among_events_is_masked(parts: list[bytes], more
     assert SAFE in got, "and the rest of the error is there"
     if parts != [EVENT]:
         assert b'"content": "hi"' in got
+
+
+ASIDE = [
+    b'data: {"detail": "bad key %b"}\n\n',
+    b'data: {"message": "bad key %b"}\n\n',
+    b'data: {"errors": [{"message": "bad key %b"}]}\n\n',
+    b"data: bad key %b\n\n",
+    b'data: {"choices": [], "note": "bad key %b"}\n\n',
+]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/main/v1/chat/completions"])
+@pytest.mark.parametrize("together", [True, False], ids=["at once", "alone"])
+@pytest.mark.parametrize("aside", ASIDE, ids=["detail", "message", "errors", "text", "chunk"])
+async def test_a_key_in_an_event_that_is_no_answer_is_masked(aside: bytes, together: bool, path: str) -> None:
+    told = aside % KEY.encode()
+    parts = [says("hi"), says("ho"), told, says("hm")]
+    if together:
+        parts[1:] = [b"".join(parts[1:])]
+    got = await stream(parts, path=path, more=PASSTHROUGH)
+    assert KEY.encode() not in got
+    assert aside % b"***" in got
+    assert b'"content": "hm"' in got
+
+
+@pytest.mark.anyio
+async def test_a_key_in_what_a_stream_ends_with_is_masked() -> None:
+    parts = [says("hi"), b"data: [DONE]\n\n", b'data: {"detail": "' + KEY.encode()]
+    assert KEY.encode() not in await stream(parts)
+
+
+@pytest.mark.anyio
+async def test_a_compressed_stream_is_broken_off_before_a_key_in_any_event() -> None:
+    parts = deflated([says("hi"), ASIDE[0] % KEY.encode(), says("ho")])
+    got = await stream(parts, headers=b"content-encoding: gzip\r\n")
+    assert inflated(got) == says("hi")
 
 
 @pytest.mark.anyio

@@ -86,7 +86,7 @@ def test_a_body_is_never_a_request(
     path: bytes, kind: str, framed: str, segments: str, sidecar: Served
 ) -> None:
     asked = sidecar.provider.total_requests
-    line = b"POST " + path + b" HTTP/1.1\r\nhost: x\r\n"
+    line = b"POST " + path + b" HTTP/1.1\r\nhost: localhost\r\n"
     parts = SEGMENTS[segments](*FRAMED[framed](line, post() + post(), *KINDS[kind]))
     with Client(sidecar.url) as client:
         send(client, parts)
@@ -100,7 +100,7 @@ def test_a_body_is_never_a_request(
 @pytest.mark.parametrize("framed", FRAMED)
 def test_a_body_that_comes_after_the_answer_is_never_a_request(framed: str, sidecar: Served) -> None:
     asked = sidecar.provider.total_requests
-    head, body = FRAMED[framed](b"GET /healthz HTTP/1.1\r\nhost: x\r\n", post(), *H2C)
+    head, body = FRAMED[framed](b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n", post(), *H2C)
     with Client(sidecar.url) as client:
         client.send(head)
         assert client.answer("GET").body == b"ok\n"
@@ -124,9 +124,11 @@ def test_a_connection_that_ends_with_its_request_ends(sidecar: Served) -> None:
 
 
 UPGRADED = {
-    name: sent.replace(b"host: x\r\n", b"host: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n", 1)
+    name: sent.replace(
+        b"host: localhost\r\n", b"host: localhost\r\nconnection: upgrade\r\nupgrade: h2c\r\n", 1
+    )
     for name, sent in {**REFUSED, **TAKEN}.items()
-    if b"host: x\r\n" in sent
+    if b"host: localhost\r\n" in sent
 }
 
 
@@ -146,9 +148,9 @@ def test_what_is_odd_is_answered_as_without(name: str, sidecar: Served) -> None:
 @pytest.mark.parametrize(
     "sent",
     [
-        b"CONNECT evil.example:443 HTTP/1.1\r\nhost: x\r\n\r\n",
-        b"CONNECT x:443 HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n",
-        b"CONNECT x:443 HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n",
+        b"CONNECT evil.example:443 HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        b"CONNECT x:443 HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n",
+        b"CONNECT x:443 HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     ],
 )

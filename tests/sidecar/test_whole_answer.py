@@ -66,7 +66,7 @@ class Served:
         self, *, version: str = "1.1", more: bytes = b"", number: int = 1, method: bytes = b"POST"
     ) -> None:
         """Send a request; of each the id is its number."""
-        head = b"POST /v1/chat/completions HTTP/%b\r\nhost: here\r\n" % version.encode()
+        head = b"POST /v1/chat/completions HTTP/%b\r\nhost: localhost\r\n" % version.encode()
         own = b"x-request-id: %d\r\ncontent-length: %d\r\n" % (number, len(ASKING))
         self.protocol.data_received(head + own + more + b"\r\n" + ASKING)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from weakref import ref
 
@@ -30,9 +31,13 @@ def made(status: int, headers: Headers, body: bytes) -> Reply:
 @pytest.mark.usefixtures("_uncollected")
 @pytest.mark.parametrize("statuses", [[200], [400], [401], [503, 503], [503, 200]])
 @pytest.mark.parametrize("retries", [True, False])
-async def test_a_failed_call_is_not_left_to_the_garbage_collector(statuses: list[int], retries: bool) -> None:
+async def test_a_failed_call_is_not_left_to_the_garbage_collector(
+    statuses: list[int], retries: bool, anyio_backend_name: str
+) -> None:
     calls: list[ref[Call]] = []
     script = statuses if retries else statuses[:1]
+    if len(script) > 1 and anyio_backend_name == "trio" and sys.version_info[:2] == (3, 13):
+        pytest.skip("there whoever has slept by trio.sleep is left to it")
     answers = iter(script)
 
     async def transport(_request: Request) -> Reply:
