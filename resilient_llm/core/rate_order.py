@@ -59,10 +59,11 @@ class File(Generic[Tenant]):
 class LaneOrder(Generic[Tenant]):
     """Line lanes up at the buckets they share, by what their tenants were served, or let them sleep."""
 
-    __slots__ = ("_asleep", "_drawing", "_files", "_serial", "_standing")
+    __slots__ = ("_asleep", "_drawing", "_files", "_serial", "_short", "_standing")
 
     def __init__(self) -> None:
         self._drawing: dict[TokenBucket, dict[Lane[Tenant], None]] = {}
+        self._short: dict[TokenBucket, float] = {}
         self._standing: dict[Place, list[tuple[float, int, File[Tenant]]]] = {}
         self._files: dict[tuple[Place, Account | Lane[Tenant]], File[Tenant]] = {}
         self._asleep: Alarms[Lane[Tenant]] = Alarms()
@@ -85,6 +86,7 @@ class LaneOrder(Generic[Tenant]):
             del self._drawing[bucket][lane]
             if not self._drawing[bucket]:
                 del self._drawing[bucket]
+                self._short.pop(bucket, None)
 
     @property
     def buckets(self) -> Collection[TokenBucket]:
@@ -94,6 +96,14 @@ class LaneOrder(Generic[Tenant]):
     def is_contended(self, bucket: TokenBucket) -> bool:
         """Tell whether several lanes draw on a bucket."""
         return len(self._drawing[bucket]) > 1
+
+    def run_short(self, bucket: TokenBucket, until: float) -> None:
+        """Note that somebody has to wait for what there is of a bucket, and others may at least until then."""
+        self._short[bucket] = max(until, self._short.get(bucket, until))
+
+    def is_short(self, bucket: TokenBucket, now: float) -> bool:
+        """Tell whether there is too little of a bucket for all that draw on it."""
+        return now <= self._short.get(bucket, -inf)
 
     def stand(self, lane: Lane[Tenant], *, anew: bool = False) -> None:
         """Line a lane up for its turn; `anew` also where it stands already."""
@@ -179,6 +189,7 @@ class LaneOrder(Generic[Tenant]):
     def clear(self) -> None:
         """Forget every lane."""
         self._drawing.clear()
+        self._short.clear()
         self._standing.clear()
         self._files.clear()
         self._asleep.clear()

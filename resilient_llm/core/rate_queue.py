@@ -258,6 +258,9 @@ class RateQueue(Generic[Tenant]):
             needed = min(amount, bucket.capacity)
             kept.keep(bucket, max(0.0, needed - bucket.rate * wait))
             if self._order.is_contended(bucket):
+                if bucket.wait(amount, now):
+                    # What is left then may be enough for a small call, and not for the next of this size.
+                    self._order.run_short(bucket, now + wait + needed / bucket.rate)
                 nap = min(nap, wait - needed / bucket.rate)
                 if kept.exhausts(bucket, now):
                     lane.place = bucket
@@ -274,10 +277,14 @@ class RateQueue(Generic[Tenant]):
         shared: Sequence[tuple[TokenBucket, float]],
         now: float,
     ) -> None:
-        """Charge a tenant for a call: over all lanes where they compete, else in its lane."""
+        """Charge a tenant for a call: over all lanes where these compete for what is short, else in its lane."""
         account = line.account
         start = line.key
-        if any(self._order.is_contended(bucket) and bucket.wait(amount, now) for bucket, amount in shared):
+        order = self._order
+        if any(
+            order.is_contended(bucket) and (bucket.wait(amount, now) or order.is_short(bucket, now))
+            for bucket, amount in shared
+        ):
             self._accounts.charge(account, cost)
         else:
             line.turn += cost / account.weight

@@ -16,17 +16,19 @@ from hypothesis import strategies as st
 from resilient_llm import (
     Bulkhead,
     BulkheadFullError,
+    Call,
     DeadlineExceededError,
     Limit,
     Outcome,
     RateLimit,
     RateLimitedError,
+    Reply,
     Usage,
     Verdict,
 )
 from resilient_llm.testing import run_virtual
 from tests.policies.rate_limiting import Answers, by_body, refusals, together
-from tests.support import Door, cancel_at_every_await
+from tests.support import Door, Nothing, cancel_at_every_await
 
 pytestmark = pytest.mark.anyio
 
@@ -94,6 +96,49 @@ async def test_a_tenant_whose_own_limit_is_reached_holds_up_nobody() -> None:
     await together([partial(door, tenant=tenant) for tenant in "aaabcd"])
     assert provider.tenants == "abcdaa"
     assert provider.times == [0, 0, 0, 0, 10, 20]
+
+
+@pytest.mark.parametrize("models", ["x", "xy"], ids=["one model", "two models"])
+async def test_shares_are_by_tokens_also_where_calls_use_less_than_was_estimated(models: str) -> None:
+    """What comes back lets small calls through while a large one waits: that, too, is of its tenant's share."""
+    used: Counter[str] = Counter()
+    draw, waits = random.Random(1), [0.0]
+
+    async def provider(attempt: Call) -> Reply:
+        tokens = int(by_body(attempt)) // 2
+        used[str(attempt.tenant)] += tokens
+        await anyio.sleep(0.05)
+        attempt.finish(Outcome(verdict=Verdict.SUCCESS, usage=Usage(input_tokens=tokens, output_tokens=0)))
+        return Reply(200, [], Nothing(), complete=True)
+
+    limits = [
+        Limit(key=None, tokens_per_minute=60_000, window=1),
+        Limit(key="model", requests_per_minute=60_000),
+    ]
+    limit = RateLimit(limits=limits, max_wait=1000, max_queued=1000, estimate=by_body)
+    door = Door(limit, provider=provider)
+
+    async def again_and_again(tenant: str, body: bytes) -> None:
+        while True:
+            await door(tenant=tenant, model=draw.choice(models), body=body)
+
+    async def now_and_then() -> None:
+        while True:
+            await anyio.sleep(2.5)
+            began = anyio.current_time()
+            await door(tenant="seldom", model=draw.choice(models), body=b"100")
+            waits.append(anyio.current_time() - began)
+
+    with anyio.move_on_after(60):
+        async with anyio.create_task_group() as group:
+            for _ in range(20):
+                group.start_soon(again_and_again, "large", b"800")
+            for _ in range(60):
+                group.start_soon(again_and_again, "small", b"10")
+            group.start_soon(now_and_then)
+    assert 0.95 < used["small"] / used["large"] < 1.05
+    assert used.total() > 55_000
+    assert max(waits) < 2  # two of the large ones
 
 
 async def test_a_model_whose_limit_is_reached_holds_up_no_other() -> None:

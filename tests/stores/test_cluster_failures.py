@@ -115,7 +115,9 @@ async def test_only_what_lay_on_a_lost_server_meets_on_store_error(nodes: list[S
                 assert store.guard.closed, "the store is not given up on for one of its servers"
             await load.all_pass(set(TENANTS))
             load.stopped = True
-        assert set(load.failed) == gone
+        assert gone <= set(load.failed)
+        # A machine that stands still for so long is an outage to everybody, once.
+        assert all(load.failed[tenant] <= 1 for tenant in others)
         assert store.guard.transitions == 2, "given up on once, and asked again"
         assert store.guard.changes == []  # told, on calls
 
