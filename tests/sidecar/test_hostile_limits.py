@@ -112,8 +112,9 @@ def test_as_many_are_served_at_once_as_are_let_in(tmp_path: Path) -> None:
         clients = [stack.enter_context(Client(listening["url"])) for _ in range(26)]
         for client in clients:
             client.send(post())
-        for _ in range(50):  # who are refused, and do not leave
-            stack.enter_context(Client(listening["url"]))
+        for _ in range(50):  # who are refused, one after another, and do not leave
+            refused = stack.enter_context(Client(listening["url"]))
+            assert refused.answer().status == 503
         assert httpx.get(f"{listening['admin_url']}/healthz").status_code == 200
         assert {client.answer().status for client in clients} == {200}
 

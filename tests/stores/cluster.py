@@ -52,17 +52,26 @@ def node(kind: str, folder: Path, *options: str) -> Server:
         "--cluster-node-timeout",
         "5000",
     )
-    server = Server(kind, folder, *options)
-    while server.port > 65_535 - BUS or not is_free(server.port + BUS):
-        server.close()
+    for _ in range(20):
         server = Server(kind, folder, *options)
-    server.start()
-    return server
+        if server.port <= 65_535 - BUS and is_free(server.port + BUS):
+            try:
+                server.start()
+            except RuntimeError:
+                pass  # somebody has taken a port meanwhile
+            else:
+                return server
+        server.close()
+    raise RuntimeError(f"{kind} did not start on any of 20 ports")
 
 
 def is_free(port: int) -> bool:
     with socket.socket() as listener:
-        return listener.connect_ex(("127.0.0.1", port)) != 0
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def is_whole(admin: Any) -> bool:

@@ -82,7 +82,7 @@ class Server:
         self._process = subprocess.Popen(self._command, stdout=self._log, stderr=self._log)
         self._watch = Watch(self._process)
         until = time.monotonic() + 20
-        while time.monotonic() < until:
+        while time.monotonic() < until and self._process.poll() is None:
             try:
                 with self.admin as admin:
                     admin.ping()
