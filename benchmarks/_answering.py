@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 
 from benchmarks._running import run
+from benchmarks._sidecar_upstream import ANSWER, EVENT
 
 __all__ = ["ANSWER", "BODY", "COMPLETION", "SIZES", "server"]
 
@@ -21,22 +22,6 @@ BODY = json.dumps(
     }
 ).encode()
 """Of every request."""
-ANSWER = json.dumps(
-    {
-        "id": "chatcmpl-1",
-        "object": "chat.completion",
-        "model": "gpt-4o",
-        "choices": [
-            {
-                "index": 0,
-                "message": {"role": "assistant", "content": "Paris. " * 40},
-                "finish_reason": "stop",
-            }
-        ],
-        "usage": {"prompt_tokens": 80, "completion_tokens": 80, "total_tokens": 160},
-    }
-).encode()
-EVENT = b'data: {"object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":" word"}}]}\n\n'
 EVENTS = 50
 REPLIES = {
     COMPLETION.encode(): b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"

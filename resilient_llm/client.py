@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from resilient_llm import context
 from resilient_llm.attempt_clock import AttemptClock
-from resilient_llm.call import Call, outcome_of
+from resilient_llm.call import Call
 from resilient_llm.continued_stream import ContinuedStream
 from resilient_llm.errors import (
     AttemptError,
@@ -137,9 +137,7 @@ class ClientDoor:
                 reply = await self._made_native(call, reply)
             return _resumable(call, reply)
         except BaseException as error:
-            call.finish(outcome_of(error, call))
-            if call.unsettled:
-                await call.settle()
+            await call.fail(error)
             if not isinstance(error, ResilientLLMError):
                 raise
             failure = error

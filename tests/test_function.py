@@ -170,6 +170,20 @@ async def test_a_synchronous_function_runs_on_a_thread_and_never_blocks_the_loop
     assert ticks >= 3
 
 
+async def _leave(pipeline: Pipeline, function: Callable[[], object], begun: threading.Event) -> None:
+    """Run a function on a thread, and be cancelled once it has begun."""
+    async with anyio.create_task_group() as group:
+        group.start_soon(pipeline.run, function)
+        await anyio.to_thread.run_sync(begun.wait, 5)
+        group.cancel_scope.cancel()
+
+
+async def _gives_its_slot_back(bulkhead: Bulkhead) -> None:
+    with anyio.fail_after(5):
+        while bulkhead.in_use():  # noqa: ASYNC110 - a thread's end has no event here
+            await anyio.sleep(0.005)
+
+
 @pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
 async def test_a_cancelled_caller_leaves_and_the_permit_stays_with_the_thread(anyio_backend: str) -> None:
     bulkhead = Bulkhead(max_concurrent=1)
@@ -180,22 +194,12 @@ async def test_a_cancelled_caller_leaves_and_the_permit_stays_with_the_thread(an
         begun.set()
         go_on.wait(5)
 
-    async with anyio.create_task_group() as group:
-        group.start_soon(pipeline.run, stuck)
-        await anyio.to_thread.run_sync(begun.wait, 5)
-        group.cancel_scope.cancel()
+    await _leave(pipeline, stuck, begun)
     assert bulkhead.in_use() == 1
     go_on.set()
+    await _gives_its_slot_back(bulkhead)
     with anyio.fail_after(5):
-        while bulkhead.in_use():  # noqa: ASYNC110 - a thread's end has no event here
-            await anyio.sleep(0.005)
         assert await pipeline.run(lambda: "again") == "again"
-
-
-async def _gives_its_slot_back(bulkhead: Bulkhead) -> None:
-    with anyio.fail_after(5):
-        while bulkhead.in_use():  # noqa: ASYNC110 - a thread's end has no event here
-            await anyio.sleep(0.005)
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
@@ -209,10 +213,7 @@ async def test_a_function_that_was_left_ends_although_it_calls_another(anyio_bac
         go_on.wait(5)
         anyio.from_thread.run(inner.run, str)
 
-    async with anyio.create_task_group() as group:
-        group.start_soon(outer.run, work)
-        await anyio.to_thread.run_sync(begun.wait, 5)
-        group.cancel_scope.cancel()
+    await _leave(outer, work, begun)
     assert bulkhead.in_use() == 1
     go_on.set()
     await _gives_its_slot_back(bulkhead)
@@ -254,10 +255,7 @@ async def test_what_a_function_that_was_left_gives_the_event_loop_itself_runs_on
         go_on.wait(5)
         answers.append(asyncio.run_coroutine_threadsafe(inner.run(str), loop).result(5))
 
-    async with anyio.create_task_group() as group:
-        group.start_soon(outer.run, work)
-        await anyio.to_thread.run_sync(begun.wait, 5)
-        group.cancel_scope.cancel()
+    await _leave(outer, work, begun)
     go_on.set()
     await _gives_its_slot_back(bulkhead)
     assert answers == [""]

@@ -15,7 +15,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from resilient_llm.asgi.inbox import Inbox
 from resilient_llm.asgi.listening import while_listening
-from resilient_llm.call import outcome_of
 from resilient_llm.context import Ambient, current, enclosing
 from resilient_llm.message import Reply, header
 from resilient_llm.outcome import CANCELLED, Outcome, Verdict
@@ -82,13 +81,9 @@ class Exchange:
         try:
             await while_listening(partial(self._go_through, pipeline), self._listen)
         except BaseException as error:
-            call.finish(outcome_of(error, call))
+            await call.fail(error)
             raise
-        else:
-            call.finish(self._outcome())
-        finally:
-            if call.unsettled:
-                await call.settle()
+        await call.end(self._outcome())
 
     async def run(self, app: ASGIApp) -> Reply:
         """Run the app in this very task, as the end of the pipeline."""
