@@ -162,6 +162,20 @@ def _portkey(place: Place) -> Sequence[str]:
     return "node", str(program), f"--port={place.port}", "--headless"
 
 
+def _mlflow(place: Place) -> Sequence[str]:
+    model = {
+        "provider": "openai",
+        "name": "gpt-4o-mini",
+        "config": {"openai_api_key": KEY, "openai_api_base": f"http://127.0.0.1:{place.provider}/v1"},
+    }
+    config = {"endpoints": [{"name": "gpt-4o-mini", "endpoint_type": "llm/v1/chat", "model": model}]}
+    file = place.folder / "config.yaml"
+    file.write_text(json.dumps(config))  # which is YAML, too
+    program = _CACHE / "mlflow" / "bin" / "mlflow"
+    where = ["--host", "127.0.0.1", "--port", str(place.port), "--workers", str(place.workers)]
+    return str(program), "gateway", "start", "--config-path", str(file), *where
+
+
 def _router(program: str, *options: str) -> Command:
     def command(place: Place) -> Sequence[str]:
         where = ["--host", "127.0.0.1", "--port", str(place.port), "--prometheus-port", str(free_port())]
@@ -226,6 +240,7 @@ GATEWAYS: Mapping[str, Gateway] = {
         },
         most_workers=1,
     ),
+    "mlflow": Gateway(command=_mlflow, get=_python("mlflow", "mlflow[genai]==3.17.2")),
     "litellm": Gateway(
         command=_litellm,
         get=_python("litellm", "litellm[proxy]==1.108.0"),
