@@ -89,6 +89,14 @@ class EventLoop:
             self.time, self.thread = _stopped, get_ident()
             callback()  # nobody else is left to meet here
 
+    def tell(self, callback: Callable[[], object]) -> None:
+        """Call, from the loop, what wakes somebody who waits in it; nobody does any more in one that has ended."""
+        try:
+            callback()
+        except RuntimeError:
+            if not self.has_ended():
+                raise
+
     def call_at(self, when: float, callback: Callable[[], None]) -> bool:
         """Run `callback` in the loop, from where this is called, at a time on its clock.
 
@@ -103,11 +111,17 @@ class EventLoop:
         """Tell whether the loop is still running."""
         if isinstance(self._loop, asyncio.AbstractEventLoop):
             return self._loop.is_running() and not self._loop.is_closed()
+        return not self.has_ended()
+
+    def has_ended(self) -> bool:
+        """Tell whether nothing will ever run in the loop again; one of asyncio's may stand still, and go on later."""
+        if isinstance(self._loop, asyncio.AbstractEventLoop):
+            return self._loop.is_closed()
         try:
             self._loop.run_sync_soon(_nothing)
         except RuntimeError:
-            return False
-        return True
+            return True
+        return False
 
 
 _handles: WeakValueDictionary[object, EventLoop] = WeakValueDictionary()

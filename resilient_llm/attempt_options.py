@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from resilient_llm._options import seconds
 from resilient_llm.core.sse import DEFAULT_MAX_EVENT_SIZE
-from resilient_llm.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from resilient_llm.call import CallNext
@@ -32,11 +32,13 @@ class Clocks:
     whole_reply: float = math.inf
 
     def __post_init__(self) -> None:
-        for name in ("headers", "first_content", "content_gap", "whole_reply"):
-            limit = getattr(self, name)
-            number = isinstance(limit, int | float) and not isinstance(limit, bool)
-            if not number or not limit > 0:  # NaN is not, either
-                raise ConfigurationError(f"{name}={limit!r}: allowed are seconds above 0, and infinity")
+        seconds(
+            headers=self.headers,
+            first_content=self.first_content,
+            content_gap=self.content_gap,
+            whole_reply=self.whole_reply,
+            infinite=True,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

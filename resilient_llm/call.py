@@ -137,7 +137,7 @@ class Call:
     made: bool = True
     """Of an attempt: whether it counts. One that was refused, or given up, before it was sent does not."""
     masked: Callable[[bytes], bytes] | None = None
-    """What leaves keys out of whatever a stream says beside the answer; `None` where nobody is to be kept from them."""
+    """What leaves keys out of what is told beside the answer; `None` where nobody is to be kept from them."""
     broke: Outcome | None = None
     """How the stream broke that is being gone on with: a failure of this call, made before its next attempt."""
     cost: float = 0.0
@@ -322,6 +322,15 @@ class Call:
         if self.parent is not None:
             self.parent.attempts -= 1
 
+    def answered(self, *, id: str | None, model: str | None, finish_reasons: Sequence[str]) -> None:  # noqa: A002 - as in answers
+        """Keep what a reply says of itself, and tell telemetry of it, without keys."""
+        self.answer_id = id
+        masked = (self.parent or self).masked
+        if masked is not None:
+            id, model = _shown(id, masked), _shown(model, masked)  # noqa: A001
+            finish_reasons = [_shown(reason, masked) or "" for reason in finish_reasons]
+        self.telemetry.answered(id=id, model=model, finish_reasons=finish_reasons)
+
     def on_finish(self, callback: Finish) -> None:
         """Register what must be undone when the call ends; at once if it has ended.
 
@@ -497,3 +506,7 @@ def outcome_of(error: BaseException, call: Call) -> Outcome:
         except RuntimeError:  # trio's loop has ended, and its clock with it
             return CANCELLED
     return Outcome(verdict=Verdict.FATAL, scope=Scope.LOCAL, error_type=type(error).__name__)
+
+
+def _shown(said: str | None, masked: Callable[[bytes], bytes]) -> str | None:
+    return None if said is None else masked(said.encode("utf-8", "replace")).decode("utf-8", "replace")

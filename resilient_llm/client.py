@@ -23,7 +23,7 @@ from resilient_llm.errors import (
 )
 from resilient_llm.event_stream import EventStream
 from resilient_llm.message import NO_RETRY, Headers, Reply, Request, retry_after, without
-from resilient_llm.outcome import SUCCESS, Outcome
+from resilient_llm.outcome import SUCCESS, Outcome, Scope
 from resilient_llm.pipeline import Pipeline
 from resilient_llm.policies._recording import RecordedStream
 from resilient_llm.policies.deadline import exceeded
@@ -220,7 +220,7 @@ class ClientDoor:
                 raise error.__cause__
             if outcome.timed_out:
                 raise self._errors.timed_out(message)
-        status = 504 if outcome.timed_out else 502
+        status = 504 if outcome.timed_out else 503 if outcome.scope is Scope.LOCAL else 502
         reply = self._synthesised(call, status, message, outcome.error_type or "bad_gateway", None)
         if not replays:
             reply.headers = [header for header in reply.headers if header != NO_RETRY]

@@ -224,7 +224,8 @@ class RateLimitedError(RejectedError):
     """A rate limit has too little left, and the wait for more is too long or its queue full.
 
     `level` is the limit that refused, the one that takes longest; `levels` are all that the call draws on, and
-    what remains of each. After `retry_after` the same call would pass if nobody else came.
+    what remains of each. After `retry_after` the same call would pass if nobody else came; where others are before it,
+    not sooner than that.
     """
 
     reason = "rate_limited"

@@ -6,9 +6,11 @@ for a call, must not enter here.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Literal
 
+from resilient_llm.core.sse import in_one_line
 from resilient_llm.providers import EventKind
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ class EventBuffer:
     terminal marker stands where no answer was.
 
     What is passed on goes through `masked` where it is not the answer alone: a server may say in any event what it has
-    to say, also in none that its API knows.
+    to say, also in none that its API knows, and in comments and other fields of those that it does.
     """
 
     __slots__ = (
@@ -41,9 +43,12 @@ class EventBuffer:
         "_bytes",
         "_gone",
         "_masked",
+        "_reads",
         "_skipped",
+        "_split",
         "_stop_before_error",
         "_told",
+        "_type",
         "_whole_events",
         "content",
         "leaks",
@@ -71,6 +76,9 @@ class EventBuffer:
         """Whether something was said that is to be masked, and cannot be in a stream that has a content encoding."""
         self._masked = masked
         self._aside = False  # whether what is kept may hold something else than the answer
+        self._split = False  # whether something else than the answer is in several lines
+        self._type = "message"  # of events, which has been searched
+        self._reads: deque[tuple[int, int]] = deque()  # where each of an encoded stream ends, decoded and not
         self._bytes = bytearray()
         self._gone = 0  # how many bytes of the stream are kept no more: passed on, or skipped
         self._whole_events = whole_events
@@ -90,7 +98,8 @@ class EventBuffer:
             reader = self.reader
             events = reader.feed(chunk)
             whole = reader.boundary == self._gone + len(chunk)
-            if whole and len(events) == 1 and events[0][0] is _CONTENT:
+            plain = whole and len(events) == 1 and events[0][0] is _CONTENT and not reader.besides
+            if plain and events[0][1].event == self._type:
                 self.content = True
             else:
                 self._hear(events)
@@ -103,7 +112,10 @@ class EventBuffer:
     def keep(self, chunk: bytes) -> None:
         """Take the next bytes, and pass nothing on yet."""
         self._bytes += chunk
-        self._hear(self.reader.feed(chunk))
+        reader = self.reader
+        self._hear(reader.feed(chunk))
+        if reader.encoded and self._masked is not None:
+            self._reads.append((reader.offset, self._gone + len(self._bytes)))
 
     def ready(self) -> bytes:
         """Give what may be passed on of what is kept."""
@@ -128,35 +140,70 @@ class EventBuffer:
         """Give whatever is kept, at the end."""
         rest = bytes(self._bytes)
         self._bytes.clear()
+        self._mind_besides()
+        self._split = True  # for all that is known
         return self._searched(rest)
 
     def _searched(self, passed: bytes) -> bytes:
-        self._aside = False
-        return passed if self._masked is None else self._masked(passed)
+        split = self._split
+        if not self._bytes:  # else some of it may be what was minded
+            self._aside = self._split = False
+        if self._masked is None:
+            return passed
+        passed = self._masked(passed)
+        if split and self._masked(joined := in_one_line(passed)) != joined:
+            return self._masked(joined)
+        return passed
 
     def _whole(self) -> int:
         reader = self.reader
         if self._whole_events:
             return (reader.boundary if self.stop is None else min(reader.boundary, self.stop)) - self._gone
-        if reader.encoded or reader.failure is not None:
+        if reader.unreadable or (reader.encoded and self._masked is None):
             return len(self._bytes)
+        if reader.encoded:
+            return self._of_whole_events() - self._gone
         return reader.boundary - self._gone
 
-    def _hear_aside(self, event: Event) -> None:
-        """Mind what an event says that is none of the answer."""
+    def _of_whole_events(self) -> int:
+        """Give up to where an encoded stream can be passed on without a part of an event that is not searched yet."""
+        whole = self._gone
+        while self._reads and self._reads[0][0] <= self.reader.boundary:
+            whole = self._reads.popleft()[1]
+        return whole
+
+    def _mind(self, said: bytes) -> bool:
+        """Mind what is said besides the answer if it is to be masked, and tell so."""
+        if self._masked is None or self._masked(said) == said:
+            return False
         self._aside = True
-        if self.reader.encoded and self._masked is not None:
-            said = event.data.encode()
-            self.leaks = self.leaks or self._masked(said) != said
+        self.leaks = self.leaks or self.reader.encoded
+        return True
+
+    def _mind_besides(self) -> None:
+        for line in self.reader.besides:
+            self._mind(line)
+
+    def _mind_type(self, name: str) -> None:
+        if name != self._type and not self._mind(name.encode()):
+            self._type = name
+
+    def _mind_data(self, data: str) -> None:
+        self._aside = True  # all that is passed on is searched, and not this again
+        self._split = self._split or "\n" in data
+        if self.reader.encoded:
+            self._mind(data.encode())
 
     def _hear(self, events: list[tuple[EventKind, Event]]) -> None:
         reader = self.reader
         content = reader.encoded and reader.blind  # whatever it is
+        self._mind_besides()
         for kind, event in events:
+            self._mind_type(event.event)
             if kind is _CONTENT:
                 content = True
                 continue
-            self._hear_aside(event)
+            self._mind_data(event.data)
             if kind is EventKind.ERROR:
                 if self._whole_events and self.stop is None:
                     self._told = event.end

@@ -344,8 +344,7 @@ class EventStream:
         attempt = self.attempt
         if not (attempt.finished or attempt.superseded):
             answer = self._reader.answer
-            attempt.answer_id = answer.id
-            attempt.telemetry.answered(id=answer.id, model=answer.model, finish_reasons=answer.finish_reasons)
+            attempt.answered(id=answer.id, model=answer.model, finish_reasons=answer.finish_reasons)
         await attempt.end(outcome)
 
     def __del__(self) -> None:

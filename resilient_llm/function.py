@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from resilient_llm import context
 from resilient_llm._loop import LoopBound
 from resilient_llm.call import Call
-from resilient_llm.errors import AttemptError, ConfigurationError
+from resilient_llm.errors import AttemptError
 from resilient_llm.message import Reply, Request
 from resilient_llm.outcome import SUCCESS, Outcome, Verdict
 from resilient_llm.policies._hooks import hook_failed, hook_gave
-from resilient_llm.policies._options import at_least
 from resilient_llm.profile import Profile
 from resilient_llm.providers import BEDROCK, OPENAI, classify_exception
 from resilient_llm.streams import BufferedStream
@@ -103,7 +102,7 @@ def _good(_result: object) -> None:
 
 
 class FunctionDoor:
-    """Run functions through a pipeline."""
+    """Run functions through a pipeline, which has checked the options."""
 
     def __init__(
         self,
@@ -114,10 +113,6 @@ class FunctionDoor:
         classify_result: ClassifyResult | None,
         max_threads: int,
     ) -> None:
-        at_least(1, max_threads=max_threads)
-        for option, function in (("classify_error", classify_error), ("classify_result", classify_result)):
-            if not callable(function) and (function is not None or option == "classify_error"):
-                raise ConfigurationError(f"{option}={function!r}: allowed are functions")
         self._pipeline = pipeline
         self._profile = profile
         self._classify_error = classify_error
@@ -167,10 +162,13 @@ class FunctionDoor:
             return reply.native
         finally:
             telemetry.detach()
-        if failure.reply is not None:
-            return failure.reply.native
         # Outside the except block, so that it leaves just as the function raised it.
-        raise failure.__cause__ or failure
+        try:
+            if failure.reply is not None:
+                return failure.reply.native
+            raise failure.__cause__ or failure
+        finally:
+            del failure  # or its traceback and this frame would hold each other, and the arguments
 
     def kind_of(self, function: Callable[..., object]) -> Kind:
         """Look at a function; raises `TypeError` for what cannot be run as a call."""

@@ -14,11 +14,11 @@ from functools import wraps
 from typing import TYPE_CHECKING, Literal, ParamSpec, TypeVar, get_args, overload
 
 from resilient_llm._loop import LoopBound
+from resilient_llm._options import at_least, flag, function, instance_of, label, takes
 from resilient_llm.errors import ConfigurationError, DeadlineExceededError
 from resilient_llm.function import ClassifyError, ClassifyResult, FunctionDoor, classify_error
 from resilient_llm.ordering import Door, Placement, attempt_boundary, chained, check_order, policy_name
 from resilient_llm.policies import CircuitBreaker
-from resilient_llm.policies._options import function, instance_of, label
 from resilient_llm.profile import Profile
 from resilient_llm.telemetry import Telemetry
 
@@ -90,8 +90,10 @@ class Pipeline:
             raise ConfigurationError(f"door={door!r}: allowed are {allowed}")
         instance_of(Telemetry, none=True, telemetry=telemetry)
         instance_of(Profile, profile=profile)
+        _check_profile(profile)
         function(classify_error=classify_error)
         function(none=True, classify_result=classify_result)
+        at_least(1, max_threads=max_threads)
         self.door: Door = door
         self.name = name
         self.telemetry = telemetry if telemetry is not None else Telemetry()
@@ -221,7 +223,18 @@ def _policies(policies: object) -> tuple[Policy, ...]:
                 "did you forget to create it?"
             )
             raise ConfigurationError(msg)
+        takes(2, **{f"policies[{index}]": policy})
     return found
+
+
+def _check_profile(profile: Profile) -> None:
+    """Raise `ConfigurationError` for what is no profile of calls: those that dialects read are made one a call."""
+    words = {"provider": profile.provider, "operation": profile.operation}
+    if profile.model is not None:
+        words["model"] = profile.model
+    label(**{f"profile.{name}": word for name, word in words.items()})
+    flags = {"stream": profile.stream, "repeat_safe": profile.repeat_safe, "resumable": profile.resumable}
+    flag(**{f"profile.{name}": value for name, value in flags.items()})
 
 
 def _single_attempt(call_next: CallNext) -> CallNext:

@@ -196,8 +196,7 @@ def _understand(reply: Reply, body: bytes, attempt: Call, operation: str, framin
     )
     if not outcome.ok:
         raise AttemptError(outcome, reply=reply)
-    attempt.answer_id = answer.id
-    attempt.telemetry.answered(id=answer.id, model=answer.model, finish_reasons=answer.finish_reasons)
+    attempt.answered(id=answer.id, model=answer.model, finish_reasons=answer.finish_reasons)
     attempt.finish(outcome)
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from types import MethodType
 from typing import Any, ClassVar, NoReturn
@@ -678,3 +680,24 @@ async def test_a_function_that_judges_and_fails_breaks_no_call(
         "classify_result",
     }
     assert await Pipeline(classify_result=lambda _: None).run(add, 1) == 1
+
+
+@pytest.mark.parametrize("policies", [[], [Retry(max_attempts=2, backoff=FIXED)]], ids=["bare", "retried"])
+async def test_what_a_failed_call_was_given_is_let_go_of_with_its_exception(policies: list[Retry]) -> None:
+    class Document:
+        """What may be large."""
+
+    async def ask(_document: Document) -> None:
+        raise ConnectionResetError
+
+    async def fail() -> weakref.ref[Document]:
+        document = Document()
+        with pytest.raises(ConnectionResetError):
+            await Pipeline(policies).run(ask, document)
+        return weakref.ref(document)
+
+    gc.disable()
+    try:
+        assert (await fail())() is None
+    finally:
+        gc.enable()

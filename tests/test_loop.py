@@ -57,3 +57,31 @@ def test_who_keeps_a_handle_has_the_one_there_is() -> None:
         assert EventLoop.current() is kept
 
     asyncio.run(use())
+
+
+def test_nobody_is_told_anything_in_a_loop_that_has_ended() -> None:
+    async def handle() -> tuple[EventLoop, asyncio.Event, asyncio.Task[bool]]:
+        event = asyncio.Event()
+        waits = asyncio.ensure_future(event.wait())
+        await asyncio.sleep(0)
+        return EventLoop.current(), event, waits
+
+    loop = asyncio.new_event_loop()
+    here, event, waits = loop.run_until_complete(handle())
+    assert not here.has_ended(), "it stands still, and may go on"
+    assert not here.is_alive()
+    loop.close()
+    assert here.has_ended()
+    here.tell(event.set)
+    waits._log_destroy_pending = False  # type: ignore[attr-defined]  # which asyncio would rightly complain of
+
+
+def test_what_fails_while_somebody_is_told_is_not_hidden() -> None:
+    def fail() -> None:
+        raise RuntimeError("of its own")
+
+    async def tell() -> None:
+        with pytest.raises(RuntimeError, match="of its own"):
+            EventLoop.current().tell(fail)
+
+    asyncio.run(tell())

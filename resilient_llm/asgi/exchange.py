@@ -99,7 +99,7 @@ class Exchange:
         inside = enclosing.set(call)
         try:
             await app(self.scope, self._inbox.receive, self.send)
-        except Exception as error:
+        except (Exception, BaseExceptionGroup) as error:
             crashed = Outcome(verdict=Verdict.FAILURE, error_type=type(error).__name__, status=self.status)
             call.finish(CANCELLED if self.disconnected else crashed)
             raise
@@ -120,12 +120,15 @@ class Exchange:
         last = kind in _BODY and not message.get("more_body", False)
         if self._half is not None and kind == "http.response.body":
             message = self._whole_events(message, self._half, last=last)
-        if last:
+        ends = last and not self.complete
+        if ends:
             # From here on a disconnect only says that the response is over; it may come before `send` returns.
             self.complete = True
         try:
             await self._send(message)
         except OSError:
+            if ends:  # the client has left before it
+                self.complete = False
             self._leave()
             raise
         if last:

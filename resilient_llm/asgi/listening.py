@@ -21,17 +21,27 @@ async def while_listening(
     Raises what `answer` raises, by itself and in no group.
     """
     failure: BaseException | None = None
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(listen, tasks.cancel_scope)
-        try:
-            await answer()
-        except anyio.get_cancelled_exc_class():
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(listen, tasks.cancel_scope)
+            try:
+                await answer()
+            except anyio.get_cancelled_exc_class():
+                raise
+            except BaseException as error:  # noqa: BLE001 - raised again below, outside the group
+                failure = error
+            tasks.cancel_scope.cancel()
+    except anyio.get_cancelled_exc_class():
+        if failure is None:
             raise
-        except BaseException as error:  # noqa: BLE001 - raised again below, outside the group
-            failure = error
-        tasks.cancel_scope.cancel()
-    if failure is not None:
-        try:
+    if failure is None:
+        return
+    try:
+        if isinstance(failure, Exception) or not isinstance(failure, BaseExceptionGroup):
             raise failure
-        finally:
-            del failure  # or its traceback and this frame would hold each other
+        # On trio a group can hold the cancellation of what is above, which has passed uncaught; this scope takes it.
+        with anyio.CancelScope() as scope:  # noqa: ASYNC100 - nothing is awaited in it
+            scope.cancel()
+            raise failure
+    finally:
+        del failure  # or its traceback and this frame would hold each other

@@ -6,13 +6,15 @@ Only wiring: what its policies do is the client door's, and whose calls they are
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from keyword import iskeyword
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from resilient_llm._options import function, one_of, synchronous, takes
+from resilient_llm.asgi.lifespan import Lifespan
 from resilient_llm.asgi.workers import warn_of_workers
 from resilient_llm.errors import ConfigurationError
-from resilient_llm.policies._options import synchronous
 
 if TYPE_CHECKING:
     import httpx
@@ -38,7 +40,7 @@ class LLMMiddleware:
     around it: by default an `AsyncClient` of that library; a function such as
     `lambda transport: AsyncOpenAI(http_client=httpx2.AsyncClient(transport=transport))` gives them an SDK.
     It is made at the first request and lies under `request.state.<state_name>`; the transport is closed when
-    the app has shut down.
+    the app has shut down, or could not start. An app without a lifespan does neither, and keeps it open.
 
     Raises `ConfigurationError` and `TypeError` for options that cannot work, `ImportError` where httpx2 is
     asked for and not installed.
@@ -57,15 +59,15 @@ class LLMMiddleware:
         name: str = "client",
         telemetry: Telemetry | None = None,
     ) -> None:
-        if not isinstance(state_name, str) or not state_name.isidentifier():
+        function(asynchronous=True, arguments=3, app=app)
+        if not isinstance(state_name, str) or not state_name.isidentifier() or iskeyword(state_name):
             msg = f"state_name={state_name!r}: allowed are names that can follow `request.state.`"
             raise ConfigurationError(msg)
-        if library not in ("httpx", "httpx2"):
-            msg = f"library={library!r}: allowed are 'httpx' and 'httpx2'"
-            raise ConfigurationError(msg)
+        one_of(("httpx", "httpx2"), library=library)
         if client is not None and not callable(client):
             raise ConfigurationError(f"client={client!r}: allowed are functions of the transport, and None")
         synchronous(client=client)
+        takes(1, client=client)
         self.app = app
         self._state_name = state_name
         self._client: object = None
@@ -99,7 +101,8 @@ class LLMMiddleware:
             await self.app(scope, receive, send)
         elif scope["type"] == "lifespan":
             warn_of_workers(self._transport.pipeline.policies)
-            await self.app(scope, receive, self._closing(send))
+            what = f"the transport of {self._transport.pipeline.name!r}"
+            await Lifespan(receive, send, close=self._close, what=what).run(self.app, scope)
         else:
             await self.app(scope, receive, send)
 
@@ -110,14 +113,9 @@ class LLMMiddleware:
             )
         return self._client
 
-    def _closing(self, send: Send) -> Send:
-        async def after_shutdown(message: Message) -> None:
-            if message["type"] in ("lifespan.shutdown.complete", "lifespan.shutdown.failed"):
-                self._client = None
-                await self._transport.aclose()
-            await send(message)
-
-        return after_shutdown
+    async def _close(self) -> None:
+        self._client = None
+        await self._transport.aclose()
 
 
 def _is_of_httpx2(transport: object) -> bool:

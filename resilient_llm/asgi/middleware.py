@@ -14,6 +14,7 @@ import anyio
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from resilient_llm._loop import EventLoop
+from resilient_llm._options import at_least, flag, function, label, seconds
 from resilient_llm.asgi.drain import Drain
 from resilient_llm.asgi.exchange import Exchange
 from resilient_llm.asgi.rate_limit_headers import rate_limit_headers
@@ -26,7 +27,6 @@ from resilient_llm.errors import ConfigurationError, DeadlineExceededError, Reje
 from resilient_llm.message import Request
 from resilient_llm.pipeline import Pipeline
 from resilient_llm.policies._hooks import hook_failed, hook_gave
-from resilient_llm.policies._options import at_least, flag, function, label, seconds
 from resilient_llm.profile import Profile
 from resilient_llm.target import Target
 
@@ -75,6 +75,7 @@ class ResilienceMiddleware:
         name: str = "asgi",
         telemetry: Telemetry | None = None,
     ) -> None:
+        function(asynchronous=True, arguments=3, app=app)
         at_least(1, max_buffered_body=max_buffered_body)
         seconds(drain_timeout=drain_timeout, zero=True, infinite=True)
         seconds(tenant_timeout=tenant_timeout, infinite=True)

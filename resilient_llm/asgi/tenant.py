@@ -15,8 +15,8 @@ from typing import TypeAlias, TypeVar
 import anyio
 from starlette.types import Scope
 
+from resilient_llm._options import names, synchronous, takes
 from resilient_llm.errors import ConfigurationError, RejectedError, UnknownTenantError
-from resilient_llm.policies._options import names, synchronous
 
 __all__ = ["ClientAddress", "Known", "TenantHeader", "TenantOf", "Tenants"]
 
@@ -121,14 +121,10 @@ class Tenants:
         elif source is not None and (not callable(source) or isinstance(source, type)):
             msg = f"tenant={source!r}: allowed are the name of a header, a function of the scope, or None"
             raise ConfigurationError(msg)
-        if isinstance(known, str | bytes | type) or not (
-            known is None or callable(known) or isinstance(known, Collection)
-        ):
-            msg = f"known_tenants={known!r}: allowed are a collection of names, or a function of a name"
-            raise ConfigurationError(msg)
+        if known is not None and (isinstance(known, type) or not callable(known)):
+            _known_names(known)
         synchronous(coroutines=True, tenant=source, known_tenants=known)
-        if default is not None and not default:
-            raise ConfigurationError("default_tenant='': allowed are a name, or None to refuse")
+        takes(1, tenant=source, known_tenants=known)
         self._source = source
         self._known = known
         self._default = default
@@ -169,6 +165,18 @@ class Tenants:
         if self._default is None:
             raise UnknownTenantError(why, name="tenant")
         return self._default
+
+
+def _known_names(known: object) -> None:
+    """Raise `ConfigurationError` unless these are names of tenants, as the keys of a mapping may be."""
+    if (
+        isinstance(known, str | bytes | type)
+        or not isinstance(known, Collection)
+        or not all(isinstance(name, str) and name for name in known)
+    ):
+        raise ConfigurationError(
+            f"known_tenants={known!r}: allowed are collections of names, none of them empty, and functions of a name"
+        )
 
 
 def _values(scope: Scope, name: bytes) -> list[str]:

@@ -36,11 +36,20 @@ def serve(*, path: Path, workers: int | None) -> None:
     Point the base URL of any client of OpenAI's or Anthropic's API at it. Logs are lines of JSON on standard output.
     """
     _open_standard_files()
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # which would end it: the file is not read yet
-    try:
+    with _no_hang_up():
         _serve(path, workers)
+
+
+@contextmanager
+def _no_hang_up() -> Iterator[None]:
+    """Keep SIGHUP waiting, which would end what does not listen to it yet: that who does lets it come."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
+    try:
+        yield
     finally:
-        signal.signal(signal.SIGHUP, before)
+        handler = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # one that still waits is for nobody now
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGHUP, handler)
 
 
 def _open_standard_files() -> None:

@@ -6,10 +6,12 @@ Arithmetic on numbers handed in. Whether there is a retry at all, and the sleepi
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import dataclass
 from random import Random
-from typing import Literal, TypeGuard
+from typing import Literal
+
+from resilient_llm._options import is_number, one_of, seconds
+from resilient_llm.errors import ConfigurationError
 
 __all__ = ["Backoff", "floor_with_jitter"]
 
@@ -22,7 +24,7 @@ class Backoff:
     come back together; `"none"` waits exactly that long. The cap comes before the jitter: the other way round
     most late waits would be the cap itself. The defaults are those of the OpenAI and Anthropic SDKs.
 
-    Raises `ValueError` for an option outside its range.
+    Raises `ConfigurationError` for an option outside its range.
 
     Source: M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015 ("Full Jitter").
     """
@@ -34,16 +36,15 @@ class Backoff:
 
     def __post_init__(self) -> None:
         """Refuse options that cannot work."""
-        if not _is_finite(self.initial) or self.initial <= 0:
-            raise ValueError(f"initial={self.initial!r}: allowed are finite seconds above 0")
-        if not _is_finite(self.multiplier) or self.multiplier < 1:
-            raise ValueError(f"multiplier={self.multiplier!r}: allowed are finite numbers from 1")
-        if not _is_finite(self.maximum) or self.maximum < self.initial:
-            raise ValueError(
+        seconds(initial=self.initial)
+        if not is_number(self.multiplier) or not 1 <= self.multiplier < math.inf:
+            raise ConfigurationError(f"multiplier={self.multiplier!r}: allowed are finite numbers from 1")
+        seconds(maximum=self.maximum)
+        if self.maximum < self.initial:
+            raise ConfigurationError(
                 f"maximum={self.maximum!r}: allowed are finite seconds from initial={self.initial!r}"
             )
-        if self.jitter not in ("full", "none"):
-            raise ValueError(f"jitter={self.jitter!r}: allowed are 'full' and 'none'")
+        one_of(("full", "none"), jitter=self.jitter)
 
     def delay(self, retry: int, random: Random) -> float:
         """Give the wait before the retry of this number, the first retry being 1, in seconds.
@@ -74,10 +75,3 @@ def floor_with_jitter(hint: float, random: Random, spread: float = 0.1) -> float
     if not 0 <= spread < math.inf:
         raise ValueError(f"spread={spread!r}: allowed are finite ratios from 0")
     return hint * random.uniform(1.0, 1.0 + spread)
-
-
-def _is_finite(value: object) -> TypeGuard[float]:
-    """Tell whether a value is a number that floats reach."""
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return False
-    return -sys.float_info.max <= value <= sys.float_info.max

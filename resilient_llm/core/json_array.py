@@ -19,6 +19,7 @@ _MARK = re.compile(rb'["{}\[\]]')
 _QUOTE = re.compile(rb'["\\]')
 
 _OPENING = b"{["
+_BETWEEN = b" \t\r\n,[]"
 
 
 class JSONArrayParser:
@@ -37,6 +38,7 @@ class JSONArrayParser:
         "_in_string",
         "_object",
         "_too_large",
+        "besides",
         "boundary",
         "comments",
         "max_event_size",
@@ -49,6 +51,8 @@ class JSONArrayParser:
         self.max_event_size = max_event_size
         self.comments = 0
         """There are none in JSON."""
+        self.besides: list[bytes] = []
+        """What stood between the objects of the last read, and is none."""
         self.offset = 0
         """How many bytes have been fed."""
         self.boundary = 0
@@ -68,6 +72,7 @@ class JSONArrayParser:
         """
         if self._too_large:
             raise EventTooLargeError(self.max_event_size)
+        self.besides = []
         events: list[Event] = []
         held = self._held
         at = len(held)
@@ -98,6 +103,7 @@ class JSONArrayParser:
         """Take the clean end of the stream; where that is no end of the array, an event is given that breaks off."""
         if self._too_large:
             raise EventTooLargeError(self.max_event_size)
+        self.besides = [bytes(self._held)]
         if not (self._depth or self._in_array):
             return []
         self._depth, self._in_array = 0, False
@@ -120,6 +126,8 @@ class JSONArrayParser:
 
     def _make_event(self, size: int) -> Event:
         data = bytes(self._held[self._object : size])
+        if self._object > 1 and (before := self._held[: self._object].strip(_BETWEEN)):
+            self.besides.append(bytes(before))
         start, self.boundary = self.boundary, self.boundary + size
         del self._held[:size]
         self._object = 0

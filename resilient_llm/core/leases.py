@@ -147,6 +147,11 @@ class LeaseTable:
             return None
         return sum(each for each, _ in votes.values()) / len(votes)
 
+    def places(self, key: str) -> list[str]:
+        """Name the places in line for a key, first come first."""
+        scope = self._scopes.get(key)
+        return [] if scope is None else list(scope.places)
+
     def held(self, key: str) -> int:
         """Count the leases of a key that are out, those included that have ended and nobody needed yet."""
         scope = self._scopes.get(key)

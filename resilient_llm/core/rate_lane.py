@@ -112,7 +112,7 @@ class Lane(Generic[Tenant]):
         """Its number in that line; `None` while it sleeps."""
         self.group: Account | Lane[Tenant] = self
         """With whom it stands there: the account of its only tenant, else itself."""
-        self.stood_at = 0.0
+        self.stood_at = (0.0, False)
         """Its turn when it took its place."""
         self._heap: list[tuple[float, int, Line[Tenant]]] = []  # keys may be out of date
         self._serial = count()
@@ -187,11 +187,17 @@ class Lane(Generic[Tenant]):
             self._enter(line)
 
     @property
-    def turn(self) -> float:
-        """Say when it is the lane's turn: the earliest of its head's and of whoever waits behind it."""
-        front = self._front()
+    def turn(self) -> tuple[float, bool]:
+        """Say when it is the lane's turn, and whether that is not its head's but an earlier one of who waits behind.
+
+        Who waits behind has its turn, but what is served in it is of another tenant: where it waits in several lanes,
+        those come first in which it is served itself.
+        """
+        front, head = self._front(), self.head
         turn = inf if front is None else front.account.turn
-        return turn if self.head is None else min(turn, self.head.account.turn)
+        if head is None:
+            return turn, False
+        return min((head.account.turn, False), (turn, True))
 
     def only_account(self) -> Account | None:
         """Give the account of its only tenant; `None` when there are several."""

@@ -26,9 +26,10 @@ Place: TypeAlias = TokenBucket | None
 
 
 class Turn(NamedTuple):
-    """Say whose turn it is at a place, in order among all places."""
+    """Say whose turn it is at a place, in order among all places; `behind` another tenant, or not."""
 
     turn: float
+    behind: bool
     number: int
 
 
@@ -64,7 +65,7 @@ class LaneOrder(Generic[Tenant]):
     def __init__(self) -> None:
         self._drawing: dict[TokenBucket, dict[Lane[Tenant], None]] = {}
         self._short: dict[TokenBucket, float] = {}
-        self._standing: dict[Place, list[tuple[float, int, File[Tenant]]]] = {}
+        self._standing: dict[Place, list[tuple[Turn, File[Tenant]]]] = {}
         self._files: dict[tuple[Place, Account | Lane[Tenant]], File[Tenant]] = {}
         self._asleep: Alarms[Lane[Tenant]] = Alarms()
         self._serial = count()
@@ -123,14 +124,15 @@ class LaneOrder(Generic[Tenant]):
     def put_back(self, lane: Lane[Tenant], number: int) -> None:
         """Put a lane in line at its place."""
         key = lane.place, lane.group
-        turn = lane.stood_at = lane.turn
+        turn = Turn(*lane.turn, number)
+        lane.stood_at = turn[:2]
         file = self._files.get(key)
         if file is not None and file.account is None:
             file.lanes.clear()  # it stands elsewhere in line from now on
             file = None
         if file is None:
             file = self._files[key] = File(key, lane.group if isinstance(lane.group, Account) else None)
-            heappush(self._standing.setdefault(lane.place, []), (turn, number, file))
+            heappush(self._standing.setdefault(lane.place, []), (turn, file))
         heappush(file.lanes, (number, lane))
 
     def sleep(self, lane: Lane[Tenant], until: float) -> None:
@@ -170,19 +172,21 @@ class LaneOrder(Generic[Tenant]):
         """Return whose turn it is of those that stand at a place."""
         heap = self._standing.get(place, [])
         while heap:
-            turn, number, file = heap[0]
+            turn, file = heap[0]
             lane = file.first()
             if lane is None:
                 heappop(heap)
                 if self._files.get(file.key) is file:
                     del self._files[file.key]
                 continue
-            now_at = lane.turn if file.account is None else file.account.turn
-            if turn < now_at < inf or number != lane.number:
-                entry = (max(turn, now_at) if now_at < inf else turn, lane.number or 0, file)
-                heapreplace(heap, entry)
+            now_at = lane.turn if file.account is None else (file.account.turn, False)
+            later = turn[:2] < now_at and now_at[0] < inf
+            if later or turn.number != lane.number:
+                at = now_at if later else turn[:2]
+                lane.stood_at = at
+                heapreplace(heap, (Turn(*at, lane.number or 0), file))
             else:
-                return Turn(turn, number), lane
+                return turn, lane
         self._standing.pop(place, None)
         return None
 

@@ -11,9 +11,11 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from math import inf
 from typing import Generic, TypeVar
 
+from resilient_llm.core.alarms import Alarms
 from resilient_llm.core.kept_levels import KeptLevels
 from resilient_llm.core.quota import Delay, Reservation
 from resilient_llm.core.rate_accounts import Accounts
+from resilient_llm.core.rate_backlog import Backlog
 from resilient_llm.core.rate_lane import Lane, Line
 from resilient_llm.core.rate_order import LaneOrder
 from resilient_llm.core.rate_scan import Scan
@@ -40,7 +42,8 @@ class RateQueue(Generic[Tenant]):
     A lane stands in line at a bucket that it shares, and sleeps while it waits for others and keeps nothing of it: a
     look costs O(log lanes) for each that is served and each bucket that is dry.
 
-    `advance` must be called at `next_at`, and whenever something has been given back. At most `max_queued` wait in
+    `advance` must be called at `next_at`, whenever something has been given back, and before anything is decided by who
+    waits, where the queue `is_behind`. At most `max_queued` wait in
     all; the rooms that `make_room` makes say how many of one tenant, over all lanes, and what the tenants weigh. In a
     full queue everybody is turned away; if it `displaces`, a call within its tenant's share of the places takes that of
     the last call of the tenant that exceeds its own most, as `places` says.
@@ -67,6 +70,8 @@ class RateQueue(Generic[Tenant]):
         self.waiting: Collection[Ticket[Tenant]] = self._entries.keys()
         """The tickets of those who wait, to look at."""
         self._dry: dict[Tenant, dict[Lane[Tenant], None]] = {}  # where tenants may be passed over
+        self._deadlines: Alarms[Ticket[Tenant]] = Alarms()
+        self._backlog = Backlog()
         self._displaced: list[Ticket[Tenant]] = []
 
     def __len__(self) -> int:
@@ -83,9 +88,37 @@ class RateQueue(Generic[Tenant]):
 
         Exact when it is alone in its lane and nothing is given back meanwhile.
         """
+        return reservation.delay(now, self._own_ahead(key, tenant, priority))
+
+    def delay_by_others(
+        self, key: Hashable, tenant: Tenant, reservation: Reservation, now: float, priority: int
+    ) -> Delay:
+        """Say how long a call has to wait at least that cannot be served now, and for which of its charges.
+
+        Whoever is to be served next in its lane goes before it, and nobody at all before `next_at`.
+        """
+        ahead = list(self._own_ahead(key, tenant, priority)) or [0.0] * len(reservation.charges)
+        lane = self._lanes.get(key)
+        if lane is not None and lane.head is not None and lane.head.tenant != tenant:
+            first = lane.head.room.head(now)
+            if first is not None:
+                for index, amount in enumerate(self._entries[first][2].amounts[reservation.own :]):
+                    ahead[reservation.own + index] += amount
+        delay = reservation.delay(now, ahead)
+        someone = self.next_at - now if self._entries else 0.0
+        if someone > delay.seconds:
+            charge = delay.charge if delay.seconds else self._backlog.scarcest(reservation, now)
+            return Delay(someone, charge)
+        return delay if delay.seconds else Delay(0.0, self._backlog.scarcest(reservation, now))
+
+    def _own_ahead(self, key: Hashable, tenant: Tenant, priority: int) -> Sequence[float]:
         lane = self._lanes.get(key)
         line = None if lane is None else lane.lines.get(tenant)
-        return reservation.delay(now, () if line is None else line.ahead_of(priority))
+        return () if line is None else line.ahead_of(priority)
+
+    def is_behind(self, now: float) -> bool:
+        """Tell whether somebody can be served, or has run out of time, who has not been told."""
+        return now >= self.next_at or now >= self._deadlines.next_at()
 
     def push(
         self,
@@ -97,16 +130,19 @@ class RateQueue(Generic[Tenant]):
         cost: float,
         priority: int = 0,
         deadline: float = inf,
+        at_once: bool = False,
     ) -> Ticket[Tenant] | None:
         """Queue a call in the lane `key`; `None` when there is no room. Follow it up with `advance`.
 
-        The options are those of `WaitingRoom.push`, which also says what it raises. See to whoever made way for it:
-        they are left for `take_displaced`.
+        One that is to be served `at_once`, or else cancelled, needs no place.
+
+        The options are those of `WaitingRoom.push`, which also says what it raises; a `cost` of 0 is that of a call for
+        which its tenant was charged before. See to whoever made way for it: they are left for `take_displaced`.
         """
-        if self.depth(tenant) >= self._max_queued_per_tenant:
+        if not at_once and self.depth(tenant) >= self._max_queued_per_tenant:
             return None
         displaced = None
-        if len(self._entries) >= self.max_queued:
+        if not at_once and len(self._entries) >= self.max_queued:
             displaced = self._last_of_longest(tenant)
             if displaced is None:
                 return None
@@ -115,10 +151,13 @@ class RateQueue(Generic[Tenant]):
         if lane is None:
             lane = Lane(key, list(dict.fromkeys(bucket for bucket, _ in reservation.shared)))
         line = lane.line(tenant, account, self._make_room)
-        ticket = line.room.push(tenant, now, cost=cost, priority=priority, deadline=deadline)
+        ticket = line.room.push(tenant, now, cost=cost or 1.0, priority=priority, deadline=deadline)
         if ticket is None:
             return None
+        ticket.cost = cost
         self._entries[ticket] = lane, line, reservation
+        self._deadlines.set(ticket, deadline)
+        self._backlog.add(reservation)
         self._accounts.count_in(tenant, account)
         if line.calls and priority > line.lowest_priority:
             # It may go first, and need less than the one its tenant is passed over for.
@@ -171,7 +210,10 @@ class RateQueue(Generic[Tenant]):
         They are `GRANTED`, their reservations taken, or `EXPIRED`: their deadline has come or will have by the time
         it is their turn.
         """
-        over: list[Ticket[Tenant]] = []
+        over = self._deadlines.due(now)
+        for ticket in over:
+            self.cancel(ticket)
+            ticket.state = TicketState.EXPIRED
         kept = KeptLevels()
         self.next_at = inf
         self._order.wake_due(now)
@@ -203,6 +245,8 @@ class RateQueue(Generic[Tenant]):
         self._entries.clear()
         self._lanes.clear()
         self._dry.clear()
+        self._deadlines.clear()
+        self._backlog.clear()
         self._accounts.clear()
         self._order.clear()
         self.next_at = inf
@@ -292,6 +336,8 @@ class RateQueue(Generic[Tenant]):
 
     def _forget(self, ticket: Ticket[Tenant]) -> None:
         lane, line, reservation = self._entries.pop(ticket)
+        self._deadlines.wake(ticket)
+        self._backlog.remove(reservation)
         lane.count_out(line, reservation.amounts)
         if not lane.calls:
             del self._lanes[lane.key]

@@ -7,30 +7,23 @@ not enter here.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from statistics import NormalDist
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple
 
+from resilient_llm._options import is_number, number
 from resilient_llm.core.sample import SLOW_SHARE, Sample
+from resilient_llm.errors import ConfigurationError
 
 __all__ = ["SLO", "Finding", "Judgement", "judge"]
 
 _FEWEST = 3
 """How many calls must have gone wrong for anything to be clear: one or two of few prove nothing."""
 
-_LIMITS = {
-    "error_ratio": (0.0, 1.0),
-    "error_increase": (0.0, 1.0),
-    "client_error_ratio": (0.0, 1.0),
-    "client_error_increase": (0.0, 1.0),
-    "p99_first_token": (0.0, math.inf),
-    "p99_first_token_ratio": (0.0, math.inf),
-    "cost": (0.0, math.inf),
-    "cost_ratio": (0.0, math.inf),
-}
+_SHARES = ("error_ratio", "error_increase", "client_error_ratio", "client_error_increase")
+_AMOUNTS = ("p99_first_token", "p99_first_token_ratio", "cost", "cost_ratio")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +39,7 @@ class SLO:
     1 - `confidence`, and three calls or more have gone wrong: by the lower Wilson bound of a share (of calls slower
     than the bound, for a p99), by Newcombe's for a difference of shares, and by a z-test of mean costs.
 
-    Raises `ValueError` for a bound out of range, and when there is none. Sources: Wilson 1927; Newcombe 1998,
+    Raises `ConfigurationError` for a bound out of range, and when there is none. Sources: Wilson 1927; Newcombe 1998,
     "Interval estimation for the difference between independent proportions", method 10.
     """
 
@@ -61,23 +54,16 @@ class SLO:
     confidence: float = 0.99
 
     def __post_init__(self) -> None:
-        given = 0
-        for name, (least, most) in _LIMITS.items():
+        number(0, 1, none=True, **{name: getattr(self, name) for name in _SHARES})
+        for name in _AMOUNTS:
             value = getattr(self, name)
-            if value is None:
-                continue
-            given += 1
-            if (
-                not _is_number(value)
-                or not least <= value <= most
-                or (most == math.inf and not 0 < value < most)
-            ):
-                allowed = "from 0 to 1" if most == 1 else "above 0, finite"
-                raise ValueError(f"{name}={value!r}: allowed are numbers {allowed}, and None")
-        if not given:
-            raise ValueError("SLO() without any bound: give at least one")
-        if not _is_number(self.confidence) or not 0.5 < self.confidence < 1:
-            raise ValueError(f"confidence={self.confidence!r}: allowed are numbers between 0.5 and 1")
+            if value is not None and not (is_number(value) and 0 < value < math.inf):
+                raise ConfigurationError(f"{name}={value!r}: allowed are finite numbers above 0, and None")
+        if all(getattr(self, name) is None for name in (*_SHARES, *_AMOUNTS)):
+            raise ConfigurationError(
+                f"SLO: allowed is one that bounds something: {', '.join((*_SHARES, *_AMOUNTS))}"
+            )
+        number(0.5, 1, inside=True, confidence=self.confidence)
 
     @property
     def is_relative(self) -> bool:
@@ -226,10 +212,3 @@ class _Share(NamedTuple):
         n, p = self.all, self.some / self.all
         centre = p + z * z / (2 * n)
         return (centre + z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))) / (1 + z * z / n)
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    """Tell whether a value is a finite number that floats reach."""
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return False
-    return -sys.float_info.max <= value <= sys.float_info.max

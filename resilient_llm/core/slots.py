@@ -40,8 +40,8 @@ class Slots(Generic[Tenant]):
     pool's own from then on.
 
     `release`, `cancel` and `resize` return the tickets whose wait they ended. Each must be woken; its `state`
-    says whether it holds a permit (`GRANTED`) or met its deadline in the queue (`EXPIRED`). Where the room
-    `displaces`, wake after `acquire` whom its `take_displaced` returns.
+    says whether it holds a permit (`GRANTED`) or met its deadline in the queue (`EXPIRED`). After `acquire` wake
+    whom the room's `take_expired` returns, and where it `displaces`, its `take_displaced`.
 
     `limit` may be 0, which grants nobody. Raises `ValueError` for an option out of range.
     """

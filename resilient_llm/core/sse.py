@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
-__all__ = ["DEFAULT_MAX_EVENT_SIZE", "Event", "EventTooLargeError", "SSEParser", "encode"]
+__all__ = ["DEFAULT_MAX_EVENT_SIZE", "Event", "EventTooLargeError", "SSEParser", "encode", "in_one_line"]
 
 DEFAULT_MAX_EVENT_SIZE = 64 * 1024 * 1024
 """More than a picture takes, which comes in one event, or two. Held is only as much as there is of an event."""
@@ -21,6 +21,9 @@ _MAX_RETRY_DIGITS = 18
 
 # A block as nearly all of them are, where no line ends in CR: a type perhaps, one line of data, the blank line.
 _PLAIN_BLOCK = re.compile(rb"(?:event: ?+(.*+)\n)?+data: ?+(.*+)\n\n")
+
+_NEXT_LINE = re.compile(rb"(?:\r\n|\r|\n)data:? ?")
+_DATA_LINES = re.compile(rb"(?:^|(?<=[\r\n]))data:[^\r\n]*(?:(?:\r\n|\r|\n)data:[^\r\n]*)+")
 
 
 class Event(NamedTuple):
@@ -77,6 +80,7 @@ class SSEParser:
         "_line",
         "_retry",
         "_too_large",
+        "besides",
         "boundary",
         "comments",
         "max_event_size",
@@ -89,6 +93,8 @@ class SSEParser:
         self.max_event_size = max_event_size
         self.comments = 0
         """How many comment lines have been read: what servers send to keep a connection alive."""
+        self.besides: list[bytes] = []
+        """The lines of the last read that hold something else than data, or the type of an event that has data."""
         self.offset = 0
         """How many bytes have been fed."""
         self.boundary = 0
@@ -116,6 +122,8 @@ class SSEParser:
         """
         if self._finished:
             self._refuse()
+        if self.besides:
+            self.besides = []
         events: list[Event] = []
         if self.boundary == self.offset and _CR not in data:
             data = self._read_plain(data, events)
@@ -187,6 +195,7 @@ class SSEParser:
         if self._finished:
             return []
         self._finished = True
+        self.besides = []
         line = bytes(self._line)
         if len(line) == self.offset:
             line = line.removeprefix(_BOM)
@@ -210,6 +219,8 @@ class SSEParser:
                 if self._data is not None:
                     events.append(self._make_event(self._data, end))
                     self._data = None
+                elif self._event:
+                    self.besides.append(self._event)
                 self._event = b""
                 self._retry = None
                 self.boundary = end
@@ -228,8 +239,15 @@ class SSEParser:
                 self._data += b"\n"
                 self._data += value
         elif name == b"event":
+            if self._event:
+                self.besides.append(self._event)
             self._event = value
-        elif name == b"":
+        else:
+            self.besides.append(line)
+            self._read_besides(name, value)
+
+    def _read_besides(self, name: bytes, value: bytes) -> None:
+        if name == b"":
             self.comments += 1
         elif name == b"id":
             if b"\0" not in value:
@@ -255,6 +273,11 @@ class SSEParser:
         if self._too_large:
             raise EventTooLargeError(self.max_event_size)
         raise RuntimeError("feed() after close()")
+
+
+def in_one_line(stream: bytes) -> bytes:
+    """Give the bytes of whole events with the data of each in one line, without what told lines apart."""
+    return _DATA_LINES.sub(lambda found: _NEXT_LINE.sub(b"", found[0]), stream)
 
 
 def encode(data: str | bytes, *, event: str | None = None) -> bytes:

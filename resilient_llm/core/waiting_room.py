@@ -54,6 +54,7 @@ class _Queue(Generic[Tenant]):
 _NO_QUEUES: dict[Any, _Queue[Any]] = {}
 _NOBODY_AWAY: OrderedDict[Any, float] = OrderedDict()
 _NO_LINE: list[tuple[float, int, _Queue[Any]]] = []
+_NO_DEADLINES: list[tuple[float, int, Ticket[Any]]] = []
 
 
 class WaitingRoom(Generic[Tenant]):
@@ -92,7 +93,8 @@ class WaitingRoom(Generic[Tenant]):
     `max_queued` bounds all tickets, `max_queued_per_tenant` those of one tenant. When the room is full everybody is
     turned away; with `displaces` a ticket that is within its tenant's share of the places (in proportion to `weights`,
     of those who wait) takes the place of the last one of the tenant that exceeds its own most, as `places` says:
-    nobody within their share is displaced, nor who is first of a tenant. `weights` (1 where it says nothing) is
+    nobody within their share is displaced, nor who is first of a tenant. Who has run out of time takes nobody's place:
+    where there is no other, its ticket is dropped and left for `take_expired`. `weights` (1 where it says nothing) is
     read when a tenant comes in. Times are monotonic seconds. Raises `ValueError` for an option out of range.
     """
 
@@ -101,6 +103,7 @@ class WaitingRoom(Generic[Tenant]):
         "_ageing",
         "_away",
         "_credit",
+        "_deadlines",
         "_displaced",
         "_displaces",
         "_expired",
@@ -167,6 +170,8 @@ class WaitingRoom(Generic[Tenant]):
         self._head: _Entry[Tenant] | None = None
         self._expired: list[Ticket[Tenant]] | None = None
         self._displaced: list[Ticket[Tenant]] | None = None
+        # By deadline; of tickets that wait no longer, too.
+        self._deadlines: list[tuple[float, int, Ticket[Tenant]]] = _NO_DEADLINES
 
     def push(
         self,
@@ -179,12 +184,13 @@ class WaitingRoom(Generic[Tenant]):
     ) -> Ticket[Tenant] | None:
         """Queue a call and return its ticket, or None when the room or the tenant's share of it is full.
 
-        See to whoever made way for it: they are left for `take_displaced`. `cost` is in the unit that shares are
-        counted in (estimated tokens, or 1 per call); `deadline` is a time, not a duration. Raises `ValueError` for a
-        cost or a weight that is not a finite number above 0.
+        See to whoever made way for it: they are left for `take_displaced` and `take_expired`. `cost` is in the unit
+        that shares are counted in (estimated tokens, or 1 per call); `deadline` is a time, not a duration. Raises
+        `ValueError` for a cost or a weight that is not a finite number above 0.
         """
         if not 0 < cost < inf:
             raise ValueError(f"cost={cost!r}: allowed are finite numbers above 0")
+        self._make_room(tenant, now)
         if self.depth(tenant) >= self.max_queued_per_tenant:
             return None
         if self.size >= self._max_queued:
@@ -193,7 +199,7 @@ class WaitingRoom(Generic[Tenant]):
                 return None
             self._displace(longest)
         if not self.size:
-            self._queues, self._away, self._line = {}, OrderedDict(), []
+            self._queues, self._away, self._line, self._deadlines = {}, OrderedDict(), [], []
         queue = self._queues.get(tenant)
         if queue is None:
             queue = self._queues[tenant] = self._come_in(tenant, cost)
@@ -206,6 +212,8 @@ class WaitingRoom(Generic[Tenant]):
         heappush(queue.entries, (self.rank(ticket), self._serial, ticket))
         queue.size += 1
         self.size += 1
+        if deadline < inf:
+            self._note_deadline(ticket)
         return ticket
 
     def head(self, now: float) -> Ticket[Tenant] | None:
@@ -301,8 +309,9 @@ class WaitingRoom(Generic[Tenant]):
             queue.turn = max(queue.turn, self._round)
             self._enter(queue)
 
-    def is_full(self, tenant: Tenant) -> bool:
+    def is_full(self, tenant: Tenant, now: float) -> bool:
         """Tell whether a call of this tenant would be turned away now."""
+        self._make_room(tenant, now)
         if self.depth(tenant) >= self.max_queued_per_tenant:
             return True
         return self.size >= self._max_queued and self._makes_way(tenant) is None
@@ -331,6 +340,21 @@ class WaitingRoom(Generic[Tenant]):
             return 1.0
         weight = weights.get(tenant, 1.0) if isinstance(weights, Mapping) else weights(tenant)
         return _check_weight(tenant, weight)
+
+    def _make_room(self, tenant: Tenant, now: float) -> None:
+        """Drop those whose deadline has come, where one more ticket of a tenant finds no place."""
+        if self.size < self._max_queued and self.depth(tenant) < self.max_queued_per_tenant:
+            return
+        while self._deadlines and self._deadlines[0][0] <= now:
+            ticket = heappop(self._deadlines)[2]
+            if ticket.state is _WAITING:
+                self._expire(ticket)
+
+    def _note_deadline(self, ticket: Ticket[Tenant]) -> None:
+        heappush(self._deadlines, (ticket.deadline, self._serial, ticket))
+        if len(self._deadlines) > 2 * self.size + _MIN_TOMBSTONES:
+            self._deadlines = [entry for entry in self._deadlines if entry[2].state is _WAITING]
+            heapify(self._deadlines)
 
     def _makes_way(self, tenant: Tenant) -> _Queue[Tenant] | None:
         """Choose whose last ticket makes way for one of this tenant's in a full room; None when it is turned away."""
@@ -447,6 +471,7 @@ class WaitingRoom(Generic[Tenant]):
     def _reset(self) -> None:
         """Start afresh once nobody waits: nothing to be fair about, and float rounds stay small."""
         self._queues, self._away, self._line = _NO_QUEUES, _NOBODY_AWAY, _NO_LINE
+        self._deadlines = _NO_DEADLINES
         self._head = None
         self._line_weight = self._waiting_weight = self._round = self._advance = 0.0
         self.size = self._idle = 0

@@ -13,9 +13,9 @@ from itertools import pairwise, repeat
 from random import Random
 from typing import Protocol, TypeAlias
 
+from resilient_llm._options import at_least, is_number, number, seconds
 from resilient_llm.errors import ConfigurationError
 from resilient_llm.lab.distributions import Amount, amount
-from resilient_llm.policies._options import at_least, is_number, number, seconds
 
 __all__ = ["Arrivals", "Burst", "ClosedLoop", "OpenArrivals", "Paced", "Poisson", "Steps"]
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal, Protocol, TypeAlias
 
+from resilient_llm._options import function, number, one_of
 from resilient_llm.lab.conditions import ANSWERED, FailureKind
-from resilient_llm.policies._options import function, number, one_of
 
 __all__ = ["Admission", "Capacity", "Sharing", "Slots"]
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final, Literal, TypeAlias, get_args
 
+from resilient_llm._options import is_number, label, number, one_of, seconds
 from resilient_llm.errors import ConfigurationError
 from resilient_llm.lab.distributions import Amount, Distribution, amount, distribution
-from resilient_llm.policies._options import is_number, label, number, one_of, seconds
 
 __all__ = ["ANSWERED", "BEGINS_WELL", "KINDS", "FailureKind", "Outage", "Phase", "check_seed", "episodes"]
 

@@ -14,8 +14,8 @@ from itertools import accumulate
 from random import Random
 from typing import Protocol, TypeAlias
 
+from resilient_llm._options import is_number, number
 from resilient_llm.errors import ConfigurationError
-from resilient_llm.policies._options import is_number, number
 
 __all__ = [
     "Amount",

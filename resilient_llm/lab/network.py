@@ -7,6 +7,7 @@ from random import Random
 from typing import Final
 
 from resilient_llm._loop import EventLoop
+from resilient_llm._options import instance_of, label, seconds
 from resilient_llm.errors import ConfigurationError
 from resilient_llm.lab.conditions import check_seed
 from resilient_llm.lab.exchange import Exchange
@@ -14,7 +15,6 @@ from resilient_llm.lab.serving import Serving
 from resilient_llm.lab.upstream import Upstream
 from resilient_llm.lab.wording import DIALECTS, Asked, error_body
 from resilient_llm.message import Reply, Request
-from resilient_llm.policies._options import instance_of, label, seconds
 from resilient_llm.streams import BufferedStream
 
 __all__ = ["URL", "Network"]

@@ -16,6 +16,7 @@ import anyio
 import httpx
 
 from resilient_llm._loop import EventLoop
+from resilient_llm._options import at_least, function, instance_of, label, one_of, seconds
 from resilient_llm.client import ClientDoor
 from resilient_llm.context import ambient
 from resilient_llm.errors import ConfigurationError, RejectedError
@@ -26,7 +27,6 @@ from resilient_llm.lab.record import CallRecord
 from resilient_llm.lab.report import Report, UpstreamReport
 from resilient_llm.lab.traffic import Traffic
 from resilient_llm.message import Headers, Reply, Request
-from resilient_llm.policies._options import at_least, function, instance_of, label, one_of, seconds
 from resilient_llm.routing import Router
 from resilient_llm.streams import BufferedStream, LibraryErrors
 from resilient_llm.target import Target
@@ -302,5 +302,5 @@ def _watched(gauges: Gauges | None) -> Gauges:
     instance_of(Mapping, none=True, gauges=gauges)
     for name, gauge in (gauges or {}).items():
         label(gauges=name)
-        function(none=False, asynchronous=False, **{f"gauges[{name!r}]": gauge})
+        function(none=False, asynchronous=False, arguments=0, **{f"gauges[{name!r}]": gauge})
     return gauges or {}

@@ -10,12 +10,7 @@ from functools import lru_cache
 from random import Random
 from typing import Literal, TypeAlias
 
-from resilient_llm.errors import ConfigurationError
-from resilient_llm.lab.arrivals import Arrivals, ClosedLoop
-from resilient_llm.lab.distributions import Amount, amount, distribution
-from resilient_llm.lab.network import URL
-from resilient_llm.message import Headers, Request
-from resilient_llm.policies._options import (
+from resilient_llm._options import (
     at_least,
     function,
     instance_of,
@@ -27,6 +22,11 @@ from resilient_llm.policies._options import (
     one_of,
     seconds,
 )
+from resilient_llm.errors import ConfigurationError
+from resilient_llm.lab.arrivals import Arrivals, ClosedLoop
+from resilient_llm.lab.distributions import Amount, amount, distribution
+from resilient_llm.lab.network import URL
+from resilient_llm.message import Headers, Request
 
 __all__ = ["Chat", "MakeRequest", "Traffic"]
 

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from resilient_llm._options import at_least, instance_of, is_number, label, number, offers, one_of
 from resilient_llm.errors import ConfigurationError
 from resilient_llm.lab.capacity import Capacity
 from resilient_llm.lab.conditions import KINDS, FailureKind, Outage, Phase
 from resilient_llm.lab.distributions import Amount, amount, distribution
-from resilient_llm.policies._options import at_least, instance_of, is_number, label, number, offers, one_of
 from resilient_llm.testing import RateLimits
 
 __all__ = ["Key", "Upstream"]

@@ -12,9 +12,9 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, TypeVar
 
 from resilient_llm._loop import LoopBound
+from resilient_llm._options import at_least, function
 from resilient_llm.errors import ConfigurationError
 from resilient_llm.policies._hooks import hook_failed, hook_gave
-from resilient_llm.policies._options import at_least, function
 from resilient_llm.shared_keys import OVERFLOW, SHAREABLE, is_shareable
 from resilient_llm.telemetry.names import LIMITER_NAME
 

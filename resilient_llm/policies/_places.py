@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import anyio
 
+from resilient_llm._loop import EventLoop
 from resilient_llm.policies._shared_buckets import BucketView
 
 __all__ = ["Places"]
@@ -18,11 +19,15 @@ __all__ = ["Places"]
 class _Sleeper:
     """One who sleeps: what is held for it of which bucket, and what wakes it."""
 
-    __slots__ = ("held", "turn")
+    __slots__ = ("_loop", "held", "turn")
 
     def __init__(self, held: Sequence[tuple[BucketView, float]]) -> None:
+        self._loop = EventLoop.current()
         self.held = held
         self.turn = anyio.Event()
+
+    def wake(self) -> None:
+        self._loop.tell(self.turn.set)
 
 
 class _Line:
@@ -97,7 +102,7 @@ class Places:
                 if behind < 0:
                     break
                 if all(self._is_enough(each, held, now) for each, held in sleeper.held if each is not view):
-                    sleeper.turn.set()
+                    sleeper.wake()
 
     def _is_enough(self, view: BucketView, amount: float, now: float) -> bool:
         """Tell whether there would be enough for one if it were the first of this process."""

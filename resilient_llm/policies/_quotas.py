@@ -134,7 +134,17 @@ class Quotas:
 class QuotaSet:
     """Keep the quotas of several limits that are taken together."""
 
-    __slots__ = ("_all", "_labels", "_lane", "_marked", "_own", "_tokens", "counts_tokens", "mirrored")
+    __slots__ = (
+        "_all",
+        "_labels",
+        "_lane",
+        "_marked",
+        "_own",
+        "_reservation",
+        "_tokens",
+        "counts_tokens",
+        "mirrored",
+    )
 
     def __init__(
         self,
@@ -143,8 +153,10 @@ class QuotaSet:
         max_keys: int,
         name: str,
         bucket: type[TokenBucket] = TokenBucket,
+        reservation: type[Reservation] = Reservation,
         in_store: bool = False,
     ) -> None:
+        self._reservation = reservation
         names = [limit.name for limit in limits]
         if len(set(names)) < len(names):
             raise ConfigurationError(f"limits={names!r}: each needs a scope= of its own to be told apart")
@@ -184,7 +196,7 @@ class QuotaSet:
             for bucket, counts_tokens in zip(quota.buckets, quotas.count_tokens):  # noqa: B905 - strict= is slow
                 charges.append((bucket, tokens if counts_tokens else requests))
         # By position: a class called with names is given a dict of them, which costs as much again.
-        return Reservation(charges, self._own, found, self._marked)
+        return self._reservation(charges, self._own, found, self._marked)
 
     def settle(self, reservation: Reservation, tokens: float, now: float) -> None:
         """Replace the estimate in a reservation by the tokens that were used."""

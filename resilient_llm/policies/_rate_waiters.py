@@ -1,24 +1,22 @@
-"""Those who wait for a rate limit: the shell around the rate queue.
+"""Those who wait for a rate limit, and those who may not: the shell around the rate queue.
 
-Nobody polls and no task runs in the background: one waiter, the driver, sleeps until the next moment at which anything
-can be granted, the others until they are woken. What a call needs of which limit must not enter here.
+What a call needs of which limit must not enter here.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
-
-import anyio
 
 from resilient_llm._loop import ROUNDING
 from resilient_llm.core.rate_queue import Delay, RateQueue
 from resilient_llm.core.waiting_room import Ticket, TicketState, WaitingRoom
 from resilient_llm.errors import DeadlineExceededError, RateLimitedError
-from resilient_llm.policies._rate_rehearsal import RateRehearsal
+from resilient_llm.policies._kept_places import KeptPlaces
+from resilient_llm.policies._rate_sleepers import Sleepers
 from resilient_llm.policies._wait_outcome import wait_outcome
 
 if TYPE_CHECKING:
@@ -32,19 +30,10 @@ __all__ = ["RateWaiters"]
 logger = logging.getLogger("resilient_llm")
 
 _DISPLACED = "it waited, and its place in the queue went to a tenant that had fewer of them"
+_SOONEST = 0.001
+"""Seconds after which a call may come back at the soonest, when those before it have just been served."""
 _LONG_WAIT = 60.0
 """A wait of so many seconds is worth a line in the log when it begins."""
-
-
-class _Waiter:
-    """One who waits: how to wake it, and how long it sleeps otherwise."""
-
-    __slots__ = ("deadline", "scope", "turn")
-
-    def __init__(self, deadline: float) -> None:
-        self.deadline = deadline
-        self.turn = anyio.Event()
-        self.scope: anyio.CancelScope | None = None
 
 
 class RateWaiters:
@@ -56,15 +45,13 @@ class RateWaiters:
 
     __slots__ = (
         "_away",
-        "_away_by_tenant",
-        "_driver",
         "_max_queued",
         "_max_queued_total",
         "_max_wait",
         "_name",
         "_quotas",
         "_rehearsal",
-        "_waiters",
+        "_sleepers",
         "queue",
     )
 
@@ -81,42 +68,49 @@ class RateWaiters:
         self.queue: RateQueue[Hashable] = RateQueue(make_room, max_queued_total, displaces=True)
         self._max_queued = max_queued
         self._max_queued_total = max_queued_total
-        self._away = 0
-        self._away_by_tenant: Counter[Hashable] = Counter()
-        self._rehearsal = RateRehearsal(max_queued, max_queued_total)
+        self._away = KeptPlaces()
+        self._rehearsal = KeptPlaces()  # of those who would wait, in a dry run that lets nobody wait
         self._quotas = quotas
         self._max_wait = max_wait
         self._name = name
-        # Ordered: in a plain dict the first of many is hard to find once those before it are gone.
-        self._waiters: OrderedDict[Ticket[Hashable], _Waiter] = OrderedDict()
-        self._driver: _Waiter | None = None
+        self._sleepers = Sleepers(lambda: self.queue.next_at)
 
     async def take(
-        self, call: Call, reservation: Reservation, now: float, *, since: float | None = None
+        self,
+        call: Call,
+        reservation: Reservation,
+        now: float,
+        *,
+        since: float | None = None,
+        again: bool = False,
     ) -> None:
         """Take what a call needs when it is its turn; its turn comes as if it had waited `since` then.
 
-        Raises `RateLimitedError`, at once when it would take too long, and `DeadlineExceededError`.
+        One that had its turn in vain and comes `again` counts for nothing more among tenants. Raises
+        `RateLimitedError`, at once when it would take too long, and `DeadlineExceededError`.
         """
         since = now if since is None else since
+        self.catch_up(now)
         delay = self.delay(call, reservation, now)
         deadline = self.deadline(call, since)
         if now + delay.seconds > deadline:
-            raise self.refuse(call, reservation, now, delay, since=since)
-        if self._is_full_for(call.tenant):
-            raise self.no_place(call, reservation, now)
-        ticket = self.queue.push(
+            raise self.refuse(call, reservation, now, delay if delay.seconds else None, since=since)
+        push = partial(
+            self.queue.push,
             self._quotas.lane(call),
             call.tenant,
             reservation,
             since,
-            cost=self._quotas.share(reservation),
+            cost=0.0 if again else self._quotas.share(reservation),
             priority=call.priority,
             deadline=deadline,
         )
+        if not self.has_room(call.tenant, now) and self._passes_at_once(push, reservation, now):
+            return
+        ticket = None if self._is_full_for(call.tenant) else push()
         if ticket is None:
             raise self.no_place(call, reservation, now)
-        self._wake(self.queue.take_displaced())
+        self._sleepers.wake(self.queue.take_displaced())
         self.advance(now)
         if ticket.state is TicketState.GRANTED:
             return
@@ -129,42 +123,63 @@ class RateWaiters:
                 raise self.no_place(call, reservation, now, why=why)
             if now >= call.deadline:
                 raise DeadlineExceededError(f"the call's deadline passed while it waited for {self._name}")
-            raise self.refuse(call, reservation, now, self.delay(call, reservation, now), since=since)
+            raise self.refuse(call, reservation, now, None, since=since)
 
-    def has_room(self, tenant: Hashable) -> bool:
+    def _passes_at_once(
+        self, push: Callable[..., Ticket[Hashable] | None], reservation: Reservation, now: float
+    ) -> bool:
+        """Take what a call needs if it is its turn: those who wait may do so for what it does not need."""
+        if reservation.wait(now):
+            return False
+        ticket = push(at_once=True)
+        self.advance(now)
+        if ticket is None or ticket.state is TicketState.GRANTED:
+            return ticket is not None
+        self.queue.cancel(ticket)
+        self.give_back(ticket.tenant, now, reservation)
+        return False
+
+    def catch_up(self, now: float) -> None:
+        """Serve who can be, and let those go whose time is up, before anything is decided by who waits.
+
+        They are woken on time, but may come to it later than others.
+        """
+        self._rehearsal.catch_up(now)
+        self._away.catch_up(now)
+        self._leave_room_for_away()
+        if self.queue.is_behind(now):
+            self.advance(now)
+
+    def has_room(self, tenant: Hashable, now: float) -> bool:
         """Tell whether one more call of a tenant may wait, with nobody making way for it."""
+        self.catch_up(now)
         return not self._is_full_for(tenant) and self.queued < self._max_queued_total
 
     def _is_full_for(self, tenant: Hashable) -> bool:
-        return self.queue.depth(tenant) + self._away_by_tenant[tenant] >= self._max_queued
+        return self.queue.depth(tenant) + self._away.of(tenant) >= self._max_queued
 
     @property
     def queued(self) -> int:
         """Count those who wait."""
-        return len(self.queue) + self._away
+        return len(self.queue) + len(self._away)
 
     @property
     def _waiting(self) -> int:
         return self.queued + len(self._rehearsal)  # in a dry run, those who would
 
     @contextmanager
-    def away(self, tenant: Hashable) -> Iterator[None]:
-        """Count a call of a tenant that waits elsewhere: it takes a place of those in the queue."""
-        tenants = self._away_by_tenant
-        tenants[tenant] += 1
-        self._count_away(1)
+    def away(self, tenant: Hashable, until: float) -> Iterator[None]:
+        """Count a call of a tenant that waits elsewhere until then: it takes a place of those in the queue."""
+        place = self._away.keep(tenant, until)
+        self._leave_room_for_away()
         try:
             yield
         finally:
-            if tenants is self._away_by_tenant:  # else it waited in an event loop that has ended
-                tenants[tenant] -= 1
-                if not tenants[tenant]:
-                    del tenants[tenant]
-                self._count_away(-1)
+            self._away.give_up(place)
+            self._leave_room_for_away()
 
-    def _count_away(self, more: int) -> None:
-        self._away += more
-        self.queue.max_queued = self._max_queued_total - self._away
+    def _leave_room_for_away(self) -> None:
+        self.queue.max_queued = self._max_queued_total - len(self._away)
 
     def no_place(
         self,
@@ -172,16 +187,20 @@ class RateWaiters:
         reservation: Reservation,
         now: float,
         *,
+        delay: Delay | None = None,
         why: str | None = None,
         dry_run: bool = False,
     ) -> RateLimitedError:
-        """Refuse a call for want of a place: none is free before somebody is served, unless somebody gives up."""
-        delay = self.delay(call, reservation, now)
-        place_free = self.queue.next_at - now if len(self.queue) else 0.0
-        delay = Delay(max(delay.seconds, place_free), delay.charge)
+        """Refuse a call for want of a place: none is free before somebody is served, unless somebody gives up.
+
+        `delay` is how long it would have waited, where that is known.
+        """
+        self.catch_up(now)
+        if delay is None:
+            delay = self._delay_by_others(call, reservation, now)
         if why is None:
             full = f"max_queued_total={self._max_queued_total}"
-            if self._is_full_for(call.tenant) or self._rehearsal.waiting(call.tenant) >= self._max_queued:
+            if self._is_full_for(call.tenant) or self._rehearsal.of(call.tenant) >= self._max_queued:
                 full = f"max_queued={self._max_queued} for its tenant"
             why = f"it has to wait, and there is no place: {self._waiting} calls wait ({full})"
         return self._refused(call, reservation, now, delay, why, dry_run=dry_run)
@@ -199,30 +218,47 @@ class RateWaiters:
         return delay.seconds
 
     def would_wait(self, call: Call, now: float, seconds: float) -> bool:
-        """Keep a place for so many seconds as if a call waited in it; `False` when there is none."""
-        if not self._rehearsal.has_room(call.tenant, now):
+        """Keep a place for so many seconds as if a call waited in it; `False` when there is none.
+
+        Nobody is displaced: who comes last into a full queue finds no place.
+        """
+        rehearsal = self._rehearsal
+        rehearsal.catch_up(now)
+        if rehearsal.of(call.tenant) >= self._max_queued or len(rehearsal) >= self._max_queued_total:
             return False
-        self._rehearsal.wait(call.tenant, now + seconds)
+        rehearsal.keep(call.tenant, now + seconds)
         return True
 
     def delay(self, call: Call, reservation: Reservation, now: float) -> Delay:
         """Say how long a call that comes now has to wait at least."""
         return self.queue.delay(self._quotas.lane(call), call.tenant, reservation, now, call.priority)
 
+    def _delay_by_others(self, call: Call, reservation: Reservation, now: float) -> Delay:
+        """Say how long a call has to wait at least that comes now and cannot be served."""
+        lane = self._quotas.lane(call)
+        delay = self.queue.delay_by_others(lane, call.tenant, reservation, now, call.priority)
+        return delay._replace(seconds=max(delay.seconds, _SOONEST))
+
     def refuse(
         self,
         call: Call,
         reservation: Reservation,
         now: float,
-        delay: Delay,
+        delay: Delay | None,
         *,
         since: float,
         dry_run: bool = False,
     ) -> RateLimitedError:
-        """Refuse a call that came then, as it would have to wait for too long."""
+        """Refuse a call that came then, as it would have to wait for too long: at least as long as others take."""
+        self.catch_up(now)
+        takes = "that takes"
+        if delay is None:
+            delay = self._delay_by_others(call, reservation, now)
+            if delay.seconds > self.delay(call, reservation, now).seconds:
+                takes = "others come first, and that takes at least"
         by_deadline = call.deadline < since + self._max_wait
         left = "its deadline" if by_deadline else f"max_wait={self._max_wait:g}"
-        why = f"that takes {delay.seconds:.3g} s, more than {left} leaves it, and {self._waiting} calls wait"
+        why = f"{takes} {delay.seconds:.3g} s, more than {left} leaves it, and {self._waiting} calls wait"
         return self._refused(call, reservation, now, delay, why, dry_run=dry_run)
 
     def _refused(
@@ -235,22 +271,21 @@ class RateWaiters:
 
     def advance(self, now: float) -> None:
         """Grant what can be granted, and wake whom it is granted to."""
-        self._wake(self.queue.advance(now))
+        self._sleepers.wake(self.queue.advance(now))
 
     def give_back(self, tenant: Hashable, now: float, reservation: Reservation | None = None) -> None:
         """Grant what can be granted now that a call of `tenant` may have given something of a `reservation` back."""
-        if self._waiters:
+        if self._sleepers:
             buckets = None if reservation is None else [bucket for bucket, _ in reservation.charges]
-            self._wake(self.queue.give_back(tenant, now, buckets))
+            self._sleepers.wake(self.queue.give_back(tenant, now, buckets))
 
     def forget(self) -> None:
         """Start afresh: whoever waited did so in an event loop that has ended."""
         self.queue.clear()
-        self._away_by_tenant = Counter()
-        self._count_away(-self._away)
+        self._away.clear()
+        self._leave_room_for_away()
         self._rehearsal.clear()
-        self._waiters.clear()
-        self._driver = None
+        self._sleepers.forget()
 
     async def _wait(
         self, call: Call, ticket: Ticket[Hashable], reservation: Reservation, *, since: float
@@ -260,55 +295,23 @@ class RateWaiters:
         Cancelled, it leaves nothing behind: what was granted meanwhile is given back.
         """
         depth = self.queued
-        waiter = self._waiters[ticket] = _Waiter(ticket.deadline)
         reservation.hold()
         outcome: WaitOutcome = "cancelled"
         try:
-            await self._sleep(ticket, waiter, call.loop.time)
+            await self._sleepers.sleep(ticket, call.loop, self.advance)
             outcome = wait_outcome(ticket.state)
         finally:
             reservation.release()
             if outcome != "acquired":
-                self._leave(ticket, waiter, reservation, call.loop.time())
+                self._leave(ticket, reservation, call.loop.time())
             unit = "tokens" if self._quotas.counts_tokens else "requests"
             call.telemetry.waited(call, self._name, since=since, outcome=outcome, unit=unit, depth=depth)
         return outcome == "acquired"
 
-    async def _sleep(self, ticket: Ticket[Hashable], waiter: _Waiter, time: Callable[[], float]) -> None:
-        while ticket.state is TicketState.WAITING:
-            with anyio.CancelScope(deadline=waiter.deadline) as waiter.scope:
-                self._appoint()
-                await waiter.turn.wait()
-            now = time()
-            if ticket.state is TicketState.WAITING:
-                self.advance(now)
-                if now >= waiter.deadline:
-                    return
-
-    def _leave(self, ticket: Ticket[Hashable], waiter: _Waiter, reservation: Reservation, now: float) -> None:
-        self._waiters.pop(ticket, None)
-        if self._driver is waiter:
-            self._driver = None
+    def _leave(self, ticket: Ticket[Hashable], reservation: Reservation, now: float) -> None:
         if not self.queue.cancel(ticket) and ticket.state is TicketState.GRANTED:
             reservation.cancel(now)
         self.give_back(ticket.tenant, now, reservation)
-
-    def _wake(self, tickets: Iterable[Ticket[Hashable]]) -> None:
-        for ticket in tickets:
-            waiter = self._waiters.pop(ticket, None)
-            if waiter is not None:
-                waiter.turn.set()
-                if waiter is self._driver:
-                    self._driver = None
-        self._appoint()
-
-    def _appoint(self) -> None:
-        """See to it that one waiter sleeps no longer than until something can be granted."""
-        driver = self._driver
-        if driver is None:
-            driver = self._driver = next(iter(self._waiters.values()), None)
-        if driver is not None and driver.scope is not None:
-            driver.scope.deadline = min(driver.deadline, self.queue.next_at)
 
     def deadline(self, call: Call, now: float) -> float:
         """Say until when a call that comes now may wait."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, TypeAlias
 
+from resilient_llm._options import flag, function, names
 from resilient_llm.core.determinism import has_one_answer
 from resilient_llm.core.request_key import request_key
 from resilient_llm.errors import ConfigurationError
 from resilient_llm.policies._hooks import hook_failed
-from resilient_llm.policies._options import flag, function, names
 
 if TYPE_CHECKING:
     from resilient_llm.call import Call

@@ -17,7 +17,7 @@ __all__ = ["never_sent", "tokens_used"]
 
 _SUCCESS = Verdict.SUCCESS
 _INTERRUPTIONS = frozenset({"cancelled", "deadline_exceeded"})
-_NO_CONNECTION = frozenset({"pool_timeout"})
+_NO_CONNECTION = frozenset({"pool_timeout", "too_many_open_files"})
 """Neutral, as it says nothing of the target, but no refusal of a policy's."""
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from resilient_llm.core.quota import Reservation
+from resilient_llm.core.quota import Quota, Reservation
 from resilient_llm.core.shared_rate import Change, RateCharge, RateDecision, RateLevel
 from resilient_llm.core.token_bucket import TokenBucket
 from resilient_llm.policies._quotas import QuotaSet
@@ -19,7 +19,7 @@ from resilient_llm.shared_keys import shared_key
 if TYPE_CHECKING:
     from resilient_llm.call import Call
 
-__all__ = ["BucketView", "SharedBuckets", "SharedTake"]
+__all__ = ["BucketView", "SharedBuckets", "SharedTake", "ViewReservation"]
 
 _LATE = 60.0
 """Seconds by which no answer comes late: what is older still comes of a store's clock that was put right."""
@@ -28,7 +28,7 @@ _LATE = 60.0
 class BucketView(TokenBucket):
     """What is known of a bucket in the store: `level` is what it said last, refilled since.
 
-    `pending` is what was taken of the view for requests that are on their way.
+    `pending` is what was taken of the view and the store does not know of yet.
     """
 
     __slots__ = ("_as_of", "heard_at", "pending")
@@ -66,6 +66,42 @@ class BucketView(TokenBucket):
         self._set(self.level(now) * ratio, now)
         self.capacity *= ratio
         self.rate *= ratio
+
+
+class ViewReservation(Reservation):
+    """Take of views what the store is asked for next: until it has answered, it is missing from whatever that says."""
+
+    __slots__ = ("_pending",)
+
+    def __init__(
+        self,
+        charges: Sequence[tuple[TokenBucket, float]],
+        own: int = 0,
+        quotas: Sequence[Quota] = (),
+        marked: Sequence[int] = (),
+    ) -> None:
+        super().__init__(charges, own, quotas, marked)
+        self._pending = False
+
+    def answered(self) -> None:
+        """Note that the store has answered, or is not to be asked."""
+        if self._pending:
+            self._pending = False
+            self._add_pending(-1.0)
+
+    def cancel(self, now: float) -> None:
+        """Give everything back: what it was for was never done."""
+        self.answered()
+        super().cancel(now)
+
+    def _open(self, now: float) -> None:
+        super()._open(now)
+        self._pending = True
+        self._add_pending(1.0)
+
+    def _add_pending(self, sign: float) -> None:
+        for view, amount in self.charges:
+            cast("BucketView", view).pending += sign * amount
 
 
 @dataclass(slots=True, eq=False)

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from resilient_llm.core.quota import Reservation
 from resilient_llm.core.rate_queue import Delay
 from resilient_llm.core.shared_rate import RateDecision, Verdict
 from resilient_llm.errors import ConfigurationError, CostExceedsCapacityError, StoreUnavailableError
 from resilient_llm.policies._quotas import QuotaSet
-from resilient_llm.policies._shared_buckets import SharedTake
+from resilient_llm.policies._shared_buckets import SharedTake, ViewReservation
 from resilient_llm.policies._shared_view import SharedView
 from resilient_llm.policies._store_events import tell_store
 from resilient_llm.policies._store_names import claim
@@ -79,7 +78,7 @@ class SharedQuotas:
         """Start afresh in another event loop."""
         self.view.forget()
 
-    async def take(self, call: Call, reservation: Reservation, now: float) -> SharedTake | None:
+    async def take(self, call: Call, reservation: ViewReservation, now: float) -> SharedTake | None:
         """Take what a call needs, when it is its turn; `None` when a dry run would have refused it.
 
         Raises `RateLimitedError`, `CostExceedsCapacityError`, `DeadlineExceededError`, and with
@@ -99,6 +98,7 @@ class SharedQuotas:
                 error = self.guard.error(f"not asked for another {wait:.3g} s, since it failed")
                 return await self._take_alone(call, take, reservation, now, error)
             waited = False
+            self._waiters.catch_up(now)
             if len(self._waiters.queue) or not reservation.take_at_once(now):
                 if self._is_worth_asking(call, take, reservation, now):
                     reservation.take(now)
@@ -116,13 +116,15 @@ class SharedQuotas:
             return None
         return self._quotas.oversized(take.of_the_whole(now), now, borrow=self._borrow, name=self._name)
 
-    def _is_worth_asking(self, call: Call, take: SharedTake, reservation: Reservation, now: float) -> bool:
+    def _is_worth_asking(
+        self, call: Call, take: SharedTake, reservation: ViewReservation, now: float
+    ) -> bool:
         """Tell whether to ask for a call that cannot pass by the view: it may be out of date, and keeps no place."""
         if len(self._waiters.queue):
             return False
         delay = self._waiters.delay(call, reservation, now)
         too_long = now + delay.seconds > self._waiters.deadline(call, now)
-        if too_long or not self._waiters.has_room(call.tenant):
+        if too_long or not self._waiters.has_room(call.tenant, now):
             return now - take.views[delay.charge].heard_at > _FRESH
         return self._place(call) not in self.view.places
 
@@ -130,7 +132,7 @@ class SharedQuotas:
         return self._quotas.lane(call), call.tenant
 
     async def _take(
-        self, call: Call, take: SharedTake, reservation: Reservation, arrived: float, *, waited: bool
+        self, call: Call, take: SharedTake, reservation: ViewReservation, arrived: float, *, waited: bool
     ) -> SharedTake:
         """Ask the store for what was taken of the view, and again when it is its turn.
 
@@ -142,7 +144,7 @@ class SharedQuotas:
         try:
             while True:
                 now = call.loop.time()
-                if not keeps and (waited or waiters.has_room(call.tenant)):
+                if not keeps and (waited or waiters.has_room(call.tenant, now)):
                     keeps = self.view.places.keep(place)
                 try:
                     decision = await self.view.ask(
@@ -153,7 +155,7 @@ class SharedQuotas:
                         mode="h" if keeps else "n",
                     )
                 except StoreUnavailableError as error:
-                    return await self._take_alone(call, take, reservation, arrived, error)
+                    return await self._take_alone(call, take, reservation, arrived, error, again=waited)
                 if decision.verdict is Verdict.TAKEN:
                     return take
                 reservation.keep()
@@ -164,28 +166,38 @@ class SharedQuotas:
                     raise waiters.refuse(call, reservation, now, delay, since=arrived)
                 if decision.verdict is Verdict.HELD:
                     take.keep(decision)
-                    if not waited and not waiters.has_room(call.tenant):
+                    if not waited and not waiters.has_room(call.tenant, now):
                         self.view.give_up(call, take, reservation)
-                        raise waiters.no_place(call, reservation, now)
+                        delay = Delay(decision.wait, decision.limiting)
+                        raise waiters.no_place(call, reservation, now, delay=delay)
                     await self._sleep(call, take, reservation, decision, in_vain=slept)
                     waited = slept = True
                     reservation.take(call.loop.time())
-                elif not await self._wait(call, reservation, now, since=arrived):
-                    return await self._take_alone(call, take, reservation, arrived, self.guard.ended_error())
+                elif not await self._wait(call, reservation, now, since=arrived, again=waited):
+                    ended = self.guard.ended_error()
+                    return await self._take_alone(call, take, reservation, arrived, ended, again=waited)
                 else:
                     waited = True
         finally:
             if keeps:
                 self.view.places.leave(place)
 
-    async def _wait(self, call: Call, reservation: Reservation, now: float, *, since: float) -> bool:
+    async def _wait(
+        self, call: Call, reservation: ViewReservation, now: float, *, since: float, again: bool = False
+    ) -> bool:
         """Wait in the process's line, and take what is needed of the view; `False` when the store is closed before."""
         with anyio.CancelScope() as scope, self.guard.until_ended(scope.cancel):
-            await self._waiters.take(call, reservation, now, since=since)
+            await self._waiters.take(call, reservation, now, since=since, again=again)
         return not scope.cancelled_caught
 
     async def _sleep(
-        self, call: Call, take: SharedTake, reservation: Reservation, decision: RateDecision, *, in_vain: bool
+        self,
+        call: Call,
+        take: SharedTake,
+        reservation: ViewReservation,
+        decision: RateDecision,
+        *,
+        in_vain: bool,
     ) -> None:
         """Wait for its turn, which is exact; cancelled, or when the store is closed, it gives its place up."""
         since, depth = call.loop.time(), self._waiters.queued + 1  # as if it stood in the queue
@@ -197,7 +209,11 @@ class SharedQuotas:
             scope.cancel()
 
         try:
-            with self._waiters.away(call.tenant), scope, self.guard.until_ended(give_up):
+            with (
+                self._waiters.away(call.tenant, since + decision.again),
+                scope,
+                self.guard.until_ended(give_up),
+            ):
                 await self._until_turn(call, take, reservation, decision, in_vain=in_vain)
             outcome = "acquired"
         except BaseException:
@@ -209,7 +225,13 @@ class SharedQuotas:
             call.telemetry.waited(call, self._name, since=since, outcome=outcome, unit=unit, depth=depth)
 
     async def _until_turn(
-        self, call: Call, take: SharedTake, reservation: Reservation, decision: RateDecision, *, in_vain: bool
+        self,
+        call: Call,
+        take: SharedTake,
+        reservation: ViewReservation,
+        decision: RateDecision,
+        *,
+        in_vain: bool,
     ) -> None:
         """Sleep until its turn, or until there is enough before; look now and then what others have given back.
 
@@ -229,7 +251,7 @@ class SharedQuotas:
                     await self.view.look(call, take, reservation)
 
     async def _rehearse(
-        self, call: Call, take: SharedTake, reservation: Reservation, now: float
+        self, call: Call, take: SharedTake, reservation: ViewReservation, now: float
     ) -> SharedTake | None:
         """Do for a dry run as if the call waited: a debt stands for the queue."""
         reservation.take(now)
@@ -240,6 +262,7 @@ class SharedQuotas:
         except StoreUnavailableError:
             self.guard.unguarded += 1
             reservation.take(call.loop.time())
+            reservation.answered()
             take.counted = False
             return take
         answered = call.loop.time()
@@ -266,9 +289,11 @@ class SharedQuotas:
         self,
         call: Call,
         take: SharedTake,
-        reservation: Reservation,
+        reservation: ViewReservation,
         arrived: float,
         error: StoreUnavailableError,
+        *,
+        again: bool = False,
     ) -> SharedTake:
         """Decide without the store, as it was told to: refuse, let through, or give of this process's share."""
         self.guard.unguarded += 1
@@ -283,6 +308,7 @@ class SharedQuotas:
             return take
         self.view.share_out(now)
         if len(self._waiters.queue) or not reservation.take_at_once(now):
-            await self._waiters.take(call, reservation, now, since=arrived)
+            await self._waiters.take(call, reservation, now, since=arrived, again=again)
+        reservation.answered()
         self.view.charge(take)
         return take

@@ -7,6 +7,7 @@ may be free. How a store is reached, and what a slot is for, must not enter here
 from __future__ import annotations
 
 from collections.abc import Awaitable, Hashable
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -90,7 +91,7 @@ class SharedSlotPool(SlotPool):
         # While the store is away there is only something to wait for where this process has a share of the slots.
         if asks or (not self._guard.closed and self._guard.on_error != "local"):
             try:
-                refused = await self._ask_store(call, tenant, wait=not room.is_full(tenant))
+                refused = await self._ask_store(call, tenant, wait=not room.is_full(tenant, since))
             except BaseException:
                 self._tidy(tenant)
                 raise
@@ -139,7 +140,7 @@ class SharedSlotPool(SlotPool):
     ) -> Ticket[Hashable] | None:
         room = self.slots.room
         ticket = room.push(tenant, now, cost=cost, priority=call.priority, deadline=deadline)
-        self.wake(room.take_displaced())
+        self.wake_those_out()
         return ticket
 
     async def _ask_store(
@@ -173,7 +174,7 @@ class SharedSlotPool(SlotPool):
         """Ask each time it is this one's turn to, until a slot is granted or the ticket ends otherwise."""
         while ticket.state is TicketState.WAITING:
             turn = anyio.Event()
-            ticket.waiter = turn.set
+            ticket.waiter = partial(call.loop.tell, turn.set)
             if not ask:
                 await turn.wait()
             ask = False
@@ -183,7 +184,7 @@ class SharedSlotPool(SlotPool):
                 self._kick()  # whose turn it has become meanwhile
                 continue
             turn = anyio.Event()
-            ticket.waiter = turn.set
+            ticket.waiter = partial(call.loop.tell, turn.set)
             changes = self._changes
             self._asking = ticket
             try:
@@ -246,7 +247,8 @@ class SharedSlotPool(SlotPool):
             return
         room = self.slots.room
         room.resume(self._passed.pop(key))
-        if self._asking is None and (head := room.head(EventLoop.current().time())) is not None:
+        now = _now()
+        if self._asking is None and now is not None and (head := room.head(now)) is not None:
             # Whoever was to be next while this tenant was passed over may not be any longer: choose again.
             room.suspend(head.tenant)
             room.resume(head.tenant)
@@ -258,8 +260,8 @@ class SharedSlotPool(SlotPool):
 
     def _kick(self) -> None:
         """Have the first in the room ask."""
-        if len(self.slots.room):
-            head = self._head(EventLoop.current().time())
+        if len(self.slots.room) and (now := _now()) is not None:
+            head = self._head(now)
             if head is not None:
                 self.wake((head,))
 
@@ -273,8 +275,17 @@ class SharedSlotPool(SlotPool):
         self._untidy.clear()
         for each in unused:
             self._passed.pop(key_of(each), None)
-        nobody = not len(room) or self._head(EventLoop.current().time()) is None
+        now = _now()
+        nobody = not len(room) or now is None or self._head(now) is None
         self.slots.leave(unused, everyone=nobody)
+
+
+def _now() -> float | None:
+    """Give the time; `None` where no event loop runs: who waited did so in one that has ended."""
+    try:
+        return EventLoop.current().time()
+    except RuntimeError:
+        return None
 
 
 def observe_leases(telemetry: Telemetry, store: LeaseStore) -> None:

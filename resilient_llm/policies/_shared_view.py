@@ -15,7 +15,7 @@ from resilient_llm.core.shared_rate import Change, RateDecision, RateLevel, Take
 from resilient_llm.errors import StoreUnavailableError
 from resilient_llm.policies._places import Places
 from resilient_llm.policies._quotas import QuotaSet
-from resilient_llm.policies._shared_buckets import BucketView, SharedBuckets, SharedTake
+from resilient_llm.policies._shared_buckets import BucketView, SharedBuckets, SharedTake, ViewReservation
 
 if TYPE_CHECKING:
     from resilient_llm.call import Call
@@ -46,11 +46,9 @@ class SharedView:
         return self._buckets.take(call, reservation)
 
     async def ask(
-        self, call: Call, take: SharedTake, reservation: Reservation, *, most_wait: float, mode: TakeMode
+        self, call: Call, take: SharedTake, reservation: ViewReservation, *, most_wait: float, mode: TakeMode
     ) -> RateDecision:
-        """Ask the store; what was taken of the view is on its way meanwhile, and given back if nothing comes of it."""
-        for view, charge in zip(take.views, take.charges, strict=True):
-            view.pending += charge.amount
+        """Ask the store for what was taken of the view, which is given back if nothing comes of it."""
         decision = None
         since = call.loop.time()
         try:
@@ -62,8 +60,7 @@ class SharedView:
                 undone=partial(self._hear_later, call, reservation, take.views),
             )
         finally:
-            for view, charge in zip(take.views, take.charges, strict=True):
-                view.pending -= charge.amount
+            reservation.answered()
             if decision is None:
                 reservation.cancel(call.loop.time())
                 self._wake(call, reservation, take.views)

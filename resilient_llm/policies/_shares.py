@@ -10,10 +10,10 @@ import math
 from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
+from resilient_llm._options import at_least, seconds, synchronous, takes
 from resilient_llm.core.waiting_room import WaitingRoom
 from resilient_llm.errors import ConfigurationError
 from resilient_llm.policies._hooks import hook_failed, hook_gave
-from resilient_llm.policies._options import at_least, seconds, synchronous
 from resilient_llm.policies.tokens import TokenEstimate, estimate_once
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ def cost_function(cost: Cost | None) -> Callable[[Call], float]:
             f"cost={cost!r}: allowed are 'tokens', a TokenEstimate, a function of the call, and None"
         )
     synchronous(cost=cost)
+    takes(1, cost=cost)
     return _checked("cost", cost, _is_cost, "finite numbers above 0")
 
 
@@ -104,6 +105,7 @@ def weight_function(weights: Weights | None) -> Callable[[Hashable], float] | No
                 f"weights={weights!r}: allowed are a mapping, a function of the key, and None"
             )
         synchronous(weights=weights)
+        takes(1, weights=weights)
         return _checked("weights", weights, _is_weight, _WEIGHTS)
     for tenant, weight in weights.items():
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not _is_weight(weight):

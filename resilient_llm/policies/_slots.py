@@ -81,14 +81,13 @@ class SlotPool:
     def _ask(self, call: Call, tenant: Hashable, now: float, cost: float) -> Ticket[Hashable] | AcquireResult:
         deadline = min(now + self._max_wait, call.deadline)
         got = self.slots.acquire(tenant, now, cost=cost, priority=call.priority, deadline=deadline)
-        if displaced := self.slots.room.take_displaced():
-            self.wake(displaced)
+        self.wake_those_out()
         return got
 
     async def _wait(self, call: Call, ticket: Ticket[Hashable], since: float) -> None:
         depth = len(self.slots.room)
         turn = anyio.Event()
-        ticket.waiter = turn.set
+        ticket.waiter = partial(call.loop.tell, turn.set)
         outcome: WaitOutcome = "cancelled"
         try:
             with anyio.CancelScope(deadline=ticket.deadline):
@@ -187,6 +186,12 @@ class SlotPool:
         for ticket in tickets:
             if ticket.waiter is not None:
                 ticket.waiter()
+
+    def wake_those_out(self) -> None:
+        """Wake those whom the room has dropped, to make way or since their time was up."""
+        room = self.slots.room
+        for tickets in (room.take_displaced(), room.take_expired()):
+            self.wake(tickets)
 
     def idle(self, _now: float) -> bool:
         """Tell whether nobody holds a slot or waits for one."""

@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
+from resilient_llm._options import function, label, seconds
 from resilient_llm.attempt_options import Clocks
 from resilient_llm.errors import ConfigurationError
 from resilient_llm.ordering import Placement
 from resilient_llm.policies._hooks import hook_failed, hook_gave
-from resilient_llm.policies._options import function, label, seconds
 from resilient_llm.policies.circuit_breaker import CircuitBreaker
 from resilient_llm.policies.deadline import Deadline
 

@@ -12,15 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 import anyio
 
-from resilient_llm.core.budget import Amount, BudgetLevel, Cap, Decision, Reservation, Unit
-from resilient_llm.core.period import Period, RollingPeriod
-from resilient_llm.errors import BudgetExceededError, ConfigurationError, StoreUnavailableError
-from resilient_llm.ordering import Door, Placement
-from resilient_llm.policies._calendar import CalendarPeriod, WorldClock
-from resilient_llm.policies._charges import Dear, PriceOf, charge, estimate_usd, find_price
-from resilient_llm.policies._hooks import hook_failed, hook_gave
-from resilient_llm.policies._keyed import Key, key_function
-from resilient_llm.policies._options import (
+from resilient_llm._options import (
     at_least,
     flag,
     function,
@@ -30,7 +22,16 @@ from resilient_llm.policies._options import (
     offers,
     one_of,
     synchronous,
+    takes,
 )
+from resilient_llm.core.budget import Amount, BudgetLevel, Cap, Decision, Reservation, Unit
+from resilient_llm.core.period import Period, RollingPeriod
+from resilient_llm.errors import BudgetExceededError, ConfigurationError, StoreUnavailableError
+from resilient_llm.ordering import Door, Placement
+from resilient_llm.policies._calendar import CalendarPeriod, WorldClock
+from resilient_llm.policies._charges import Dear, PriceOf, charge, estimate_usd, find_price
+from resilient_llm.policies._hooks import hook_failed, hook_gave
+from resilient_llm.policies._keyed import Key, key_function
 from resilient_llm.policies._store_events import tell_store
 from resilient_llm.policies.ledger import BudgetLedger, MemoryLedger
 from resilient_llm.policies.tokens import Estimate, TokenEstimate, estimate_once
@@ -117,6 +118,7 @@ class Budget:
         one_of(("refuse", "allow"), unpriced=self.unpriced)
         function(estimate=self.estimate)
         synchronous(price=self.price, calendar=self.calendar)
+        takes(1, price=self.price)
         if not isinstance(self.price, Price | None) and (
             not callable(self.price) or isinstance(self.price, type)
         ):
@@ -309,7 +311,7 @@ def _allowance(option: str, given: Allowance) -> Callable[[Hashable], float]:
         by_key, others = given, given[_OTHERS]
         return lambda key: _or_no_cap(by_key.get(key, others))
     if callable(given):
-        function(none=False, asynchronous=False, **{option: given})
+        function(none=False, asynchronous=False, arguments=1, **{option: given})
         return partial(_asked, option, given)
     _check(option, given)
     return lambda _key: given

@@ -6,11 +6,11 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
+from resilient_llm._options import at_least, flag, label, seconds, store_of
 from resilient_llm.context import enclosing
 from resilient_llm.errors import BulkheadFullError, ConfigurationError
 from resilient_llm.ordering import Placement
 from resilient_llm.policies._keyed import Key, Keyed, key_function, one_for_all
-from resilient_llm.policies._options import at_least, flag, label, seconds, store_of
 from resilient_llm.policies._shared_slots import SharedSlotPool, observe_leases, pool_name
 from resilient_llm.policies._shares import Cost, Weights, cost_function, fair_room
 from resilient_llm.policies._slots import SlotPool
@@ -138,7 +138,7 @@ class Bulkhead:
 
     async def _wait(self, call: Call, call_next: CallNext, pool: SlotPool, tenant: Hashable) -> Reply:
         # What a call costs can be costly to find out: not for one that is turned away.
-        cost = 1.0 if pool.slots.room.is_full(tenant) else self._cost(call)
+        cost = 1.0 if pool.slots.room.is_full(tenant, call.loop.time()) else self._cost(call)
         await pool.acquire(call, tenant, cost=cost)
         pool.hold(call, tenant)
         return await call_next(call)

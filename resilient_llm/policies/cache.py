@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
+from resilient_llm._options import at_least, flag, label, seconds
 from resilient_llm.core.request_key import IGNORED_FIELDS
 from resilient_llm.ordering import Placement
 from resilient_llm.policies._kept_replies import KeptReplies
-from resilient_llm.policies._options import at_least, flag, label, seconds
 from resilient_llm.policies._sameness import Sameness, When, refuse_functions
 from resilient_llm.policies._shared_replies import SharedReplies
 from resilient_llm.policies.reply_store import MemoryReplyStore, check_reply_store

@@ -10,12 +10,12 @@ from random import Random
 from typing import TYPE_CHECKING, ClassVar
 from weakref import WeakSet
 
+from resilient_llm._options import at_least, flag, instance_of, label, number, store_of
 from resilient_llm.core.circuit import Admission, Circuit, CircuitOptions, CircuitState, Refusal, Result
 from resilient_llm.errors import CircuitOpenError, ConfigurationError
 from resilient_llm.ordering import Placement
 from resilient_llm.outcome import Outcome, Verdict
 from resilient_llm.policies._keyed import MAX_REPORTED, OVERFLOW, Key, Keyed, is_of_target, named, series
-from resilient_llm.policies._options import at_least, flag, instance_of, label, number, store_of
 from resilient_llm.policies._shared_circuits import SharedCircuit, SharedCircuits
 from resilient_llm.telemetry.names import BREAKER_NAME, BREAKER_STATE
 

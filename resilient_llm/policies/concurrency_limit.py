@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
+from resilient_llm._options import at_least, flag, label, number, seconds, store_of, synchronous
 from resilient_llm.context import enclosing
 from resilient_llm.core.aimd import AIMDLimit, LimitAlgorithm, Sent
 from resilient_llm.errors import ConcurrencyLimitError, ConfigurationError
@@ -14,7 +15,6 @@ from resilient_llm.ordering import Placement
 from resilient_llm.outcome import Outcome, Scope, Verdict
 from resilient_llm.policies._hooks import hook_failed, hook_gave
 from resilient_llm.policies._keyed import MAX_REPORTED, Key, Keyed, is_of_target, series
-from resilient_llm.policies._options import at_least, flag, label, number, seconds, store_of, synchronous
 from resilient_llm.policies._shared_slots import SharedSlotPool, observe_leases, pool_name
 from resilient_llm.policies._shares import Weights, fair_room
 from resilient_llm.policies._slots import SlotPool

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol, TypeA
 
 from anyio import to_thread
 
+from resilient_llm._options import at_least, instance_of, label, names, number, synchronous, takes
 from resilient_llm.core.context_fit import Message, trim
 from resilient_llm.core.json_splice import without_elements
 from resilient_llm.errors import ConfigurationError, ContextWindowError
@@ -19,7 +20,6 @@ from resilient_llm.ordering import Placement
 from resilient_llm.policies import _conversation
 from resilient_llm.policies._hooks import hook_failed, hook_gave
 from resilient_llm.policies._known_models import refuse_unknown
-from resilient_llm.policies._options import at_least, instance_of, label, names, number, synchronous
 from resilient_llm.policies.tokens import TokenEstimate, forget_estimates, has_output, output_limit
 from resilient_llm.telemetry import names as telemetry_names
 
@@ -126,6 +126,7 @@ class ContextFit:
             )
         elif not hasattr(self.window, "context_window"):
             synchronous(window=self.window)
+            takes(1, window=self.window)
 
     def check(self, policies: Sequence[object]) -> None:
         """Raise `ConfigurationError` for a larger model that the router further in does not know."""

@@ -7,9 +7,9 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
+from resilient_llm._options import label, seconds
 from resilient_llm.errors import DeadlineExceededError
 from resilient_llm.ordering import Placement
-from resilient_llm.policies._options import label, seconds
 from resilient_llm.policies._shared_timer import SharedTimer
 
 if TYPE_CHECKING:

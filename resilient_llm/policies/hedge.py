@@ -11,12 +11,12 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
+from resilient_llm._options import at_least, label, number, seconds
 from resilient_llm.core.hedge_budget import HedgeBudget
 from resilient_llm.core.latency_window import LatencyWindow
 from resilient_llm.errors import ConfigurationError
 from resilient_llm.ordering import Placement
 from resilient_llm.policies._keyed import Key, Keyed, key_function
-from resilient_llm.policies._options import at_least, label, number, seconds
 from resilient_llm.policies._pace import Pace
 from resilient_llm.policies._race import Race
 from resilient_llm.policies.deadline import Deadline

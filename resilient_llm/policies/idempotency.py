@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
+from resilient_llm._options import at_least, label, seconds
 from resilient_llm.core.request_key import owner_digest, question_digest
 from resilient_llm.ordering import Placement
 from resilient_llm.policies._kept_replies import KeptReplies
-from resilient_llm.policies._options import at_least, label, seconds
 from resilient_llm.policies._sameness import refuse_functions
 from resilient_llm.policies._shared_replies import SharedReplies
 from resilient_llm.policies.reply_store import MemoryReplyStore, check_reply_store

@@ -14,9 +14,9 @@ from typing import Protocol
 import anyio
 
 from resilient_llm._loop import LoopBound
+from resilient_llm._options import at_least
 from resilient_llm.core.budget import Account, Amount, BudgetLevel, Cap, Decision, Reservation
 from resilient_llm.core.sweep import FEW, MANY, Sweep
-from resilient_llm.policies._options import at_least
 from resilient_llm.shared_keys import OVERFLOW
 
 __all__ = ["BudgetLedger", "MemoryLedger"]

@@ -10,9 +10,9 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from resilient_llm._options import flag, is_number, label, seconds
 from resilient_llm.errors import ConfigurationError
 from resilient_llm.policies._keyed import Key, key_function
-from resilient_llm.policies._options import flag, is_number, label, seconds
 
 if TYPE_CHECKING:
     from resilient_llm.call import Call

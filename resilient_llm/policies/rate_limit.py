@@ -7,9 +7,19 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Se
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from resilient_llm._loop import LoopBound
+from resilient_llm._options import (
+    at_least,
+    flag,
+    function,
+    instance_of,
+    label,
+    one_of,
+    seconds,
+    store_of,
+)
 from resilient_llm.core.quota import LimitLevel, Reservation
 from resilient_llm.core.rate_feedback import learn, learn_refusal
 from resilient_llm.core.ratelimit_headers import rate_limit_levels
@@ -23,20 +33,10 @@ from resilient_llm.errors import (
 from resilient_llm.ordering import Door, Placement
 from resilient_llm.outcome import Outcome, Verdict
 from resilient_llm.policies._keyed import Key
-from resilient_llm.policies._options import (
-    at_least,
-    flag,
-    function,
-    instance_of,
-    label,
-    one_of,
-    seconds,
-    store_of,
-)
 from resilient_llm.policies._quotas import QuotaSet
 from resilient_llm.policies._rate_waiters import RateWaiters
 from resilient_llm.policies._settlement import never_sent, tokens_used
-from resilient_llm.policies._shared_buckets import BucketView, SharedTake
+from resilient_llm.policies._shared_buckets import BucketView, SharedTake, ViewReservation
 from resilient_llm.policies._shared_quotas import SharedQuotas
 from resilient_llm.policies._shares import weight_function
 from resilient_llm.policies.limit import Limit
@@ -118,9 +118,14 @@ class RateLimit:
         seconds(ageing=self.ageing, zero=True)
         one_of(("refuse", "borrow"), oversize=self.oversize)
         limits = self._all_limits()
-        bucket = TokenBucket if self.store is None else BucketView
-        in_store = self.store is not None
-        quotas = QuotaSet(limits, max_keys=self.max_keys, name=self.name, bucket=bucket, in_store=in_store)
+        quotas = QuotaSet(
+            limits,
+            max_keys=self.max_keys,
+            name=self.name,
+            bucket=TokenBucket if self.store is None else BucketView,
+            reservation=Reservation if self.store is None else ViewReservation,
+            in_store=self.store is not None,
+        )
         try:
             self._make_room()
         except ValueError as error:
@@ -208,7 +213,8 @@ class RateLimit:
     async def _take_shared(
         self, call: Call, call_next: CallNext, shared: SharedQuotas, reservation: Reservation
     ) -> Reply:
-        taken = await shared.take(call, reservation, call.loop.time())
+        # The quotas were told to make these.
+        taken = await shared.take(call, cast("ViewReservation", reservation), call.loop.time())
         if taken is None:
             return await call_next(call)
         return await self._send(call, call_next, reservation, taken)

@@ -10,8 +10,8 @@ from typing import Protocol
 import anyio
 
 from resilient_llm._loop import LoopBound
+from resilient_llm._options import at_least, offers
 from resilient_llm.core.ttl_cache import TTLCache
-from resilient_llm.policies._options import at_least, offers
 
 __all__ = ["MemoryReplyStore", "ReplyStore", "check_reply_store"]
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import anyio
 
 from resilient_llm._loop import ROUNDING
+from resilient_llm._options import at_least, flag, instance_of, label, number, seconds
 from resilient_llm.core.backoff import Backoff, floor_with_jitter
 from resilient_llm.core.retry_budget import RetryBudget
 from resilient_llm.errors import AttemptError, ConfigurationError, RejectedError
@@ -19,7 +20,6 @@ from resilient_llm.message import header
 from resilient_llm.ordering import Placement
 from resilient_llm.outcome import Outcome
 from resilient_llm.policies._keyed import Keyed
-from resilient_llm.policies._options import at_least, flag, instance_of, label, number, seconds
 from resilient_llm.policies.deadline import Deadline
 from resilient_llm.source import abandon
 

@@ -6,12 +6,12 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeAlias, cast, get_args, runtime_checkable
 
+from resilient_llm._options import at_least, flag, function, label
 from resilient_llm.attempt_options import Streaming
 from resilient_llm.core.sse import DEFAULT_MAX_EVENT_SIZE
 from resilient_llm.errors import ConfigurationError
 from resilient_llm.ordering import Placement
 from resilient_llm.policies._hooks import hook_failed
-from resilient_llm.policies._options import at_least, flag, function, label
 
 if TYPE_CHECKING:
     from resilient_llm.call import Call, CallNext

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, TypeAlias
 
+from resilient_llm._options import at_least, label, number
 from resilient_llm.errors import ConfigurationError
 from resilient_llm.policies._hooks import hook_failed, hook_gave
-from resilient_llm.policies._options import at_least, label, number
 
 if TYPE_CHECKING:
     from resilient_llm.call import Call

@@ -11,6 +11,7 @@ from datetime import date
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from resilient_llm._options import flag, instance_of, label
 from resilient_llm.credentials import Credential
 from resilient_llm.errors import ConfigurationError
 from resilient_llm.policies import (
@@ -23,7 +24,6 @@ from resilient_llm.policies import (
     Retry,
 )
 from resilient_llm.policies._keyed import Key
-from resilient_llm.policies._options import flag, instance_of, label
 from resilient_llm.pricing import Price
 from resilient_llm.target import Target
 

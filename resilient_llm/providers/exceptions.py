@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 
 from resilient_llm.outcome import Outcome, Scope, Verdict
@@ -28,7 +29,7 @@ def classify_exception(error: BaseException) -> Outcome | None:
         return None
     outcome = _classify(type(error))  # type: ignore[arg-type]  # mypy looks at the instances' __hash__
     if outcome is not None and outcome.error_type == "connect_error" and _is_out_of_files(error):
-        return _POOL_TIMEOUT  # of sockets: a target would be blamed for what this process lacks
+        return _OUT_OF_FILES  # a target would be blamed for what this process lacks
     return outcome
 
 
@@ -67,6 +68,9 @@ def _impossible(error_type: str) -> Outcome:
 
 _POOL_TIMEOUT = Outcome(verdict=Verdict.NEUTRAL, scope=Scope.LOCAL, error_type="pool_timeout", retryable=True)
 """All our own connections were taken: nothing was sent, and nothing is known of the target."""
+
+_OUT_OF_FILES = replace(_POOL_TIMEOUT, error_type="too_many_open_files")
+"""There was no descriptor for another one."""
 
 _HTTPX: Mapping[str, Outcome] = {
     "ConnectError": _not_sent("connect_error"),  # refused, unreachable, unknown host, failed TLS handshake

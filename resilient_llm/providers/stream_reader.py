@@ -51,6 +51,7 @@ class StreamReader:
         "_rest",
         "_status",
         "_unread",
+        "besides",
         "boundary",
         "encoded",
         "saved_by_tail",
@@ -76,6 +77,8 @@ class StreamReader:
         self._parser = (JSONArrayParser if array else SSEParser)(max_event_size=max_event_size)
         self.boundary = 0
         """The offset up to which events are whole; see `SSEParser.boundary`."""
+        self.besides: list[bytes] = []
+        """What else there was in the last read, or at the end; see `SSEParser.besides`."""
         self._events = EventReader(dialect, status, headers, keep_text=keep_text)
         self._status = status
         self._expected = expected
@@ -107,6 +110,11 @@ class StreamReader:
     def failure(self) -> Outcome | None:
         """Give what the stream itself said of its failure; what comes after that is no part of an answer."""
         return self._events.failure
+
+    @property
+    def unreadable(self) -> bool:
+        """Tell whether no events are read any more: the stream has ended, or one was too large; or see `blind`."""
+        return self._ended is not None or self.blind
 
     @property
     def blind(self) -> bool:
@@ -144,6 +152,7 @@ class StreamReader:
             return self._give_up(error)
         finally:
             self.boundary = parser.boundary
+            self.besides = parser.besides
         if not events:
             self._rest += data[: _MAX_REST - len(self._rest)]
             return []
@@ -161,7 +170,9 @@ class StreamReader:
         if self._ended is None:
             events = self._events
             before = events.complete or events.answer.finished
-            for event in self._parser.close():
+            tail = self._parser.close()
+            self.besides = [*self._parser.besides, *(event.data.encode() for event in tail)]
+            for event in tail:
                 events.read_tail(event)
                 self.saved_by_tail = not before and not self._unread
             self._ended = self._conclude(SUCCESS if self._whole() else self._fail(self._lack()))

@@ -12,6 +12,7 @@ from random import Random
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from resilient_llm._loop import LoopBound
+from resilient_llm._options import at_least, flag, function, instance_of, label, seconds
 from resilient_llm.core.canary import Drawn, Rollout, RolloutOptions, RolloutState, place_of
 from resilient_llm.core.sample import Result, Sample
 from resilient_llm.core.slo import SLO
@@ -20,7 +21,6 @@ from resilient_llm.ordering import Placement
 from resilient_llm.outcome import Outcome, Scope, Verdict
 from resilient_llm.policies._keyed import OVERFLOW, Key, key_function
 from resilient_llm.policies._known_models import refuse_unknown
-from resilient_llm.policies._options import at_least, flag, function, instance_of, label, seconds
 from resilient_llm.routing.canary_change import CanaryChange
 from resilient_llm.telemetry.names import CANARY, CANARY_MODEL, CANARY_NAME, CANARY_SHARE
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, TypeAlias
 import anyio
 
 from resilient_llm._loop import LoopBound
+from resilient_llm._options import at_least, function, instance_of, label, names, seconds
 from resilient_llm.core.circuit import Admission, Circuit, CircuitOptions, Result
 from resilient_llm.errors import ConfigurationError
-from resilient_llm.policies._options import at_least, function, instance_of, label, names, seconds
 from resilient_llm.routing.features import features_of
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class ModelClassifier:
     _loop: LoopBound = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        function(asynchronous=True, complete=self.complete)
+        function(asynchronous=True, arguments=None, complete=self.complete)
         label(model=self.model, name=self.name)
         seconds(timeout=self.timeout, pause=self.pause)
         seconds(ttl=self.ttl, zero=True)

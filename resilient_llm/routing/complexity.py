@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
-from resilient_llm.policies._options import instance_of, number
+from resilient_llm._options import instance_of, number
 from resilient_llm.routing.features import Features, features_of
 from resilient_llm.routing.keywords import Keywords, Work
 

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
-from resilient_llm.policies._options import instance_of, number
+from resilient_llm._options import instance_of, number
 from resilient_llm.routing.complexity import Complexity
 from resilient_llm.routing.features import features_of
 

@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Final, Literal, TypeAlias, cast, get_args
 
+from resilient_llm._options import instance_of, names, one_of
 from resilient_llm.errors import ConfigurationError
-from resilient_llm.policies._options import instance_of, names, one_of
 
 __all__ = ["KEYWORDS", "Keywords", "Work"]
 

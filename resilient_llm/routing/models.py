@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
+from resilient_llm._options import instance_of
 from resilient_llm.errors import ConfigurationError
-from resilient_llm.policies._options import instance_of
 from resilient_llm.target import Target
 
 __all__ = ["Models", "Targets"]

@@ -55,9 +55,10 @@ def rewrite(request: Request, target: Target, secret: str | None) -> Request:
     where = _USERINFO.sub("", address.url, 1) if strip and "@" in address.url else address.url
     if mark or plan.versioned:
         query = query.partition("#")[0]
+        empty = mark if not query else ""  # which some servers tell from none
         if strip or target.url is not None:
             query = query_at(query, address, strip=strip, api_version=target.api_version)
-        where = f"{where}?{query}" if query else where
+        where = f"{where}?{query}" if query else f"{where}{empty}"
     body = None if target.model is None else _body(request, target, dialect)
     kind = (strip, secret is not None, body is not None)
     rules = plan.rules.get(kind) or plan.add_rules(*kind)

@@ -15,10 +15,10 @@ from random import Random
 from typing import TYPE_CHECKING, ClassVar
 
 from resilient_llm._loop import ROUNDING, LoopBound
+from resilient_llm._options import flag, function, instance_of, label, number, offers, seconds
 from resilient_llm.errors import ConfigurationError, RejectedError, UnknownModelError
 from resilient_llm.message import header, without
 from resilient_llm.ordering import Placement, check_order, policy_name
-from resilient_llm.policies._options import flag, function, instance_of, label, number, offers, seconds
 from resilient_llm.policies.circuit_breaker import CircuitBreaker
 from resilient_llm.policies.tokens import TokenEstimate
 from resilient_llm.routing.balancers import Balancer, WeightedLeastConnections

@@ -11,11 +11,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias, get_args
 
+from resilient_llm._options import function, instance_of, label, names, number
 from resilient_llm.errors import ConfigurationError
 from resilient_llm.ordering import Placement
 from resilient_llm.outcome import Usage
 from resilient_llm.policies._known_models import refuse_unknown
-from resilient_llm.policies._options import function, instance_of, label, names, number
 from resilient_llm.policies.tokens import TokenEstimate
 from resilient_llm.pricing import Price, cost_of
 from resilient_llm.routing.complexity import Complexity, Score

@@ -49,6 +49,8 @@ class Entry:
     target: str | None = None
     left = False
     """Whether the client went away before it had its answer."""
+    untaken = False
+    """Whether it went away when all of the answer was sent, and much of that still to be taken."""
     call: Call | None = None
     """The call that was made of it, if one was."""
     _status: int | None = None
@@ -91,7 +93,7 @@ class Entry:
         """Say in a word what became of it: ok, error, refused, cancelled."""
         call = self.call
         outcome = None if call is None else call.outcome
-        if outcome is CANCELLED or (self.left and (outcome is None or not outcome.ok)):
+        if outcome is CANCELLED or self.untaken or (self.left and (outcome is None or not outcome.ok)):
             return "cancelled"
         if self._refused:
             return "refused"

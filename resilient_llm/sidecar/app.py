@@ -96,6 +96,7 @@ class Sidecar:
         setup.running += 1
         try:
             await exchange.answer()
+            await exchange.delivered()
         except ClientGoneError:
             entry.left = True
         except CutShortError:

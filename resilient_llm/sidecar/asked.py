@@ -24,10 +24,12 @@ from resilient_llm.message import DIGESTS, Request
 from resilient_llm.policies.deadline import read_seconds
 from resilient_llm.providers import dialect_for
 from resilient_llm.routing.address import AT_TARGET
-from resilient_llm.sidecar.auth import MIN_KEY, keys_in
+from resilient_llm.sidecar.auth import MIN_KEY, basic_pairs, keys_in
 from resilient_llm.sidecar.browser import check_is_from_here
+from resilient_llm.sidecar.disconnect import TARGET
 from resilient_llm.sidecar.headers import for_provider
 from resilient_llm.sidecar.inbound import safe_path, safe_query
+from resilient_llm.sidecar.masked import Secrets
 from resilient_llm.sidecar.refusal import RefusedError
 from resilient_llm.transports.request_head import upload
 
@@ -84,6 +86,8 @@ class Asked:
         self._first = first
         self._method: str = scope["method"]
         self._browser = browser
+        self._keys = keys_in(self._headers)
+        self._long_keys = [key for key in self._keys if len(key) >= MIN_KEY]
         self._raw: bytes = scope.get("raw_path") or scope["path"].encode("latin-1", "replace")
         self._path: str = self._raw.decode("ascii", "replace")
         self.shown: str = self._path if self._path in ROUTES else self._without_keys()
@@ -108,7 +112,7 @@ class Asked:
             if not self._setup.config.server.open:
                 check_is_from_here(self._first)
             return None
-        name = self.tenant_name = self._setup.keys.tenant_of(self._headers)
+        name = self.tenant_name = self._setup.keys.tenant_of(self._keys)
         if name is None:
             raise RefusedError(
                 401, "invalid_api_key", "No valid API key was given.", [(b"www-authenticate", b"Bearer")]
@@ -128,7 +132,7 @@ class Asked:
         name = path[1:].partition("/")[0]
         door = self._setup.passthrough.get(name)
         if door is None or not (tenant is None or tenant.may_pass_through):
-            raise RefusedError(404, "not_found", "There is nothing here.")
+            raise RefusedError(404, "not_found", _nothing_at(path))
         return door, name
 
     def listed(self, tenant: Tenant | None) -> list[str] | None:
@@ -174,11 +178,33 @@ class Asked:
                 for one in headers
                 if one[0] == b"content-length" or one[0] not in _OF_THE_BYTES | {b"content-encoding"}
             ]
-        first = self._first
-        ascii_ = len(first) == len(self._headers) and b"".join(first.values()).isascii()
-        if not ascii_ and not all(_is_utf8(value) for _name, value in headers):
+        together = b" ".join([value for _name, value in headers])  # hardly ever is there anything to find
+        if not together.isascii() and not all(_is_utf8(value) for _name, value in headers):
             raise RefusedError(400, "invalid_header", "A header of the request is not UTF-8.")
-        return f"{origin}{path}?{query}" if query else f"{origin}{path}", headers
+        if self._is_told_among(together):
+            headers = [one for one in headers if not self._is_told_in(*one)]
+        asks = query or self._asks_nothing()
+        return f"{origin}{path}?{query}" if asks else f"{origin}{path}", headers
+
+    def _asks_nothing(self) -> bool:
+        """Tell whether the request has a query with nothing in it, which some servers tell from none."""
+        target: bytes = (self._scope.get("extensions") or {}).get(TARGET, b"")
+        return target.endswith(b"?") and not self._scope["query_string"]
+
+    def _is_told_among(self, values: bytes) -> bool:
+        """Tell whether there is a key in some header; `values` are those of all of them."""
+        for key in self._long_keys:
+            if key in values or key.lower() in self._first:
+                return True
+        if b"asic " in values and any(self._has_own(pair) for pair in basic_pairs(values)):
+            return True
+        return self._setup.secrets.may_be_in(values, least=MIN_KEY) and self._has_own(values)
+
+    def _is_told_in(self, name: bytes, value: bytes) -> bool:
+        """Tell whether a header is a key, or has one in it, as it is or behind the name of a user."""
+        if name in [key.lower() for key in self._long_keys] or self._has_own(value):
+            return True
+        return any(self._has_own(pair) for pair in basic_pairs(value))
 
     def _without_keys_in(self, query: str) -> str:
         """Give the query without what has a key in it, as a name or as a value, whatever it is called."""
@@ -206,20 +232,19 @@ class Asked:
 
         Short ones are made up, for servers that ask for any key (`lm-studio`), and may well be in a name.
         """
-        setup = self._setup
-        if setup.secrets.are_in(text, least=MIN_KEY) or any(key in text for key in self._long_keys()):
-            return True
-        return len(text) >= MIN_KEY and setup.keys.has(text)
+        return self._has_own(text) or (len(text) >= MIN_KEY and self._setup.keys.has(text))
 
-    def _long_keys(self) -> list[bytes]:
-        return [key for key in keys_in(self._headers) if len(key) >= MIN_KEY]
+    def _has_own(self, text: bytes) -> bool:
+        """Tell whether there is a key in a text that the request shows, or a target's."""
+        return Secrets(self._long_keys).are_in(text) or self._setup.secrets.are_in(text, least=MIN_KEY)
 
     def _without_keys(self) -> str:
         """Give the path with asterisks for keys that somebody has put there, whoever they belong to."""
-        setup, path = self._setup, self._raw
-        for key in self._long_keys():
-            path = path.replace(key, _MASK)
-        path = _SEGMENT.sub(lambda found: _MASK if setup.keys.has(found[0]) else found[0], path)
+        setup = self._setup
+        path = Secrets(self._long_keys).masked(self._raw)
+        path = _SEGMENT.sub(
+            lambda found: _MASK if setup.keys.has(unquote_to_bytes(found[0])) else found[0], path
+        )
         return setup.secrets.masked(path).decode("ascii", "replace")
 
     def check_name(self, request: Request) -> None:
@@ -267,6 +292,15 @@ class Asked:
 def is_list(path: str) -> bool:
     """Tell whether a path is that of the list of models, or of one of them."""
     return path == _MODELS or path.startswith(f"{_MODELS}/")
+
+
+def _nothing_at(path: str) -> str:
+    """Say that there is nothing at a path, and what may be wrong with the base URL that a client puts before it."""
+    if f"/v1{path}" in ROUTES or is_list(f"/v1{path}"):
+        return "There is nothing here: the base URL of this client has to end in /v1."
+    if path.startswith("/v1/v1/"):
+        return "There is nothing here: the base URL of this client must not end in /v1, which it adds itself."
+    return "There is nothing here."
 
 
 @lru_cache(maxsize=1024)

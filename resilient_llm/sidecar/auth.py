@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import secrets
-from collections.abc import Mapping
+from base64 import b64decode
+from collections.abc import Collection, Mapping
 
 from resilient_llm.message import Headers
 
-__all__ = ["MIN_KEY", "TenantKeys", "keys_in", "same_secret"]
+__all__ = ["MIN_KEY", "TenantKeys", "basic_pairs", "keys_in", "same_secret"]
 
 _KEY_HEADERS = frozenset({b"api-key", b"x-api-key", b"x-goog-api-key"})
 _MAX_KEY = 4096
+_BASIC = re.compile(rb"\bBasic +((?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2,3})?)", re.IGNORECASE)
 
 MIN_KEY = 16
 """Characters that a key has at least; what is shorter can be guessed."""
@@ -38,12 +41,11 @@ class TenantKeys:
     def __len__(self) -> int:
         return len(self._tenants)
 
-    def tenant_of(self, headers: Headers) -> str | None:
-        """Give the tenant of a request; `None` without a key, with one that nobody has, and with several."""
-        keys = keys_in(headers)
+    def tenant_of(self, keys: Collection[bytes]) -> str | None:
+        """Give the tenant of a request by the keys it shows; `None` without, with one nobody has, and with several."""
         if len(keys) != 1:
             return None
-        key = keys.pop()
+        [key] = keys
         shown = self._mac(key)
         tenant = self._known.get(shown)
         if tenant is None:
@@ -74,6 +76,11 @@ def keys_in(headers: Headers) -> set[bytes]:
             keys.add(value.strip()[:_MAX_KEY])
     keys.discard(b"")
     return keys
+
+
+def basic_pairs(text: bytes) -> list[bytes]:
+    """Give what stands in base64 behind each `Basic` of a text: a user's name, and a password or key (RFC 7617)."""
+    return [b64decode(found + b"==") for found in _BASIC.findall(text)]
 
 
 def same_secret(keys: set[bytes], expected: str) -> bool:

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 from resilient_llm.message import Headers, Reply, Request
 from resilient_llm.sidecar.admin import admin_token
 from resilient_llm.sidecar.build import Setup, build
-from resilient_llm.sidecar.config import Config, load, located
+from resilient_llm.sidecar.config import Config, load, located, made_of, read
+from resilient_llm.sidecar.files import content
 from resilient_llm.sidecar.observability import load_exporter
 from resilient_llm.sidecar.problems import ConfigError, Problem
+from resilient_llm.sidecar.stand_ins import StandIns
 from resilient_llm.sidecar.tls import LISTENERS, Certificates
 from resilient_llm.streams import BufferedStream, LibraryErrors
 
@@ -27,12 +29,16 @@ __all__ = ["Nowhere", "built", "check", "notes"]
 def check(path: Path, environ: Mapping[str, str] | None) -> str:
     """Give a few lines about what a file makes; with `environ=None` variables that are not set do not matter.
 
-    Raises `ConfigError`.
+    Raises `ConfigError` with all that is wrong. Of a table, target, tenant, model, tier or canary only the first kind
+    of fault is told: what is made of it is not looked at before its types are right. Where a table is not known, or
+    there is no target, only what was found by then.
     """
-    with located(path):
-        config = load(path)
-        setup = built(config, path, environ)
-        load_exporter(config)
+    try:
+        with located(path):
+            config = load(path)
+            setup = _made(config, path, environ)
+    except ConfigError as error:
+        raise _with_all_others(error, path, environ) from error
     models = ", ".join(setup.models) or "whatever callers ask for"
     policies = setup.door.pipeline.describe().policies
     lines = [
@@ -46,6 +52,31 @@ def check(path: Path, environ: Mapping[str, str] | None) -> str:
         lines.append(f"  workers  {config.server.workers}")
         lines += [f"  note     {note}" for note in notes(config)]
     return "\n".join(lines)
+
+
+def _made(config: Config, path: Path, environ: Mapping[str, str] | None) -> Setup:
+    setup = built(config, path, environ)
+    load_exporter(config)
+    return setup
+
+
+def _with_all_others(error: ConfigError, path: Path, environ: Mapping[str, str] | None) -> ConfigError:
+    """Give the error with what else is wrong: found by having something right stand where the faults are."""
+    try:
+        document, lines = read(content(path))
+    except (OSError, ConfigError):
+        return error
+    stand_ins = StandIns(document, Config.model_fields)
+    problems = found = error.problems
+    while stand_ins.replace(found):
+        try:
+            _made(made_of(stand_ins.document), path, environ)
+        except ConfigError as other:
+            found = other.problems
+            problems += found
+        else:
+            break
+    return ConfigError(list(dict.fromkeys(problems)), file=str(path), lines=lines)
 
 
 def built(

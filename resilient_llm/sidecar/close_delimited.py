@@ -38,7 +38,8 @@ def close_delimited(app: ASGIApp) -> ASGIApp:
         try:
             await app(scope, receive, sending)
         except BaseException:
-            if cycle.response_started and not (sized or cycle.response_complete):
+            whole = cycle.response_complete and not cycle.flow.write_paused
+            if cycle.response_started and not (sized or whole):
                 _reset(cycle.transport)
             raise
 

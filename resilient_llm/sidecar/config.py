@@ -11,11 +11,12 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
 from resilient_llm.sidecar import formats
+from resilient_llm.sidecar.files import content
 from resilient_llm.sidecar.fit import misfits
 from resilient_llm.sidecar.options import (
     BudgetOptions,
@@ -42,7 +43,7 @@ from resilient_llm.sidecar.tables import (
 )
 from resilient_llm.sidecar.toml_lines import lines_of
 
-__all__ = ["Config", "key_hashes", "load", "located", "parse"]
+__all__ = ["Config", "key_hashes", "load", "located", "made_of", "parse", "read"]
 
 
 class Config(Section):
@@ -79,7 +80,7 @@ class Config(Section):
 
 def load(path: str | Path) -> Config:
     """Read a configuration from a file. Raises `ConfigError`, with file and line, and `OSError`."""
-    return parse(Path(path).read_bytes(), file=str(path))
+    return parse(content(Path(path)), file=str(path))
 
 
 @contextmanager
@@ -91,7 +92,7 @@ def located(path: str | Path) -> Iterator[None]:
         if error.file is not None:
             raise
         try:
-            lines = lines_of(Path(path).read_text("utf-8-sig"))
+            lines = lines_of(content(Path(path)).decode("utf-8-sig"))
         except (OSError, ValueError):
             lines = {}
         raise ConfigError(error.problems, file=str(path), lines=lines) from error
@@ -99,23 +100,38 @@ def located(path: str | Path) -> Iterator[None]:
 
 def parse(text: bytes | str, *, file: str | None = None) -> Config:
     """Read a configuration from TOML. Raises `ConfigError`."""
+    document, lines = read(text, file=file)
+    try:
+        return made_of(document)
+    except ConfigError as error:
+        raise ConfigError(error.problems, file=file, lines=lines) from None
+
+
+def read(
+    text: bytes | str, *, file: str | None = None
+) -> tuple[dict[str, Any], Mapping[tuple[str | int, ...], int]]:
+    """Read TOML, and in which line each key stands. Raises `ConfigError`."""
     try:
         # Some editors begin a file with a byte order mark, which tomllib does not know.
         source = (text.decode("utf-8") if isinstance(text, bytes) else text).removeprefix("\ufeff")
-        read = tomllib.loads(source)
+        document = tomllib.loads(source)
     except UnicodeDecodeError as error:
         raise ConfigError(
             [Problem((), f"not UTF-8: {error.reason} at byte {error.start}")], file=file
         ) from None
     except (ValueError, RecursionError) as error:  # a number of thousands of digits is a bare `ValueError`
         raise ConfigError([Problem((), f"not TOML: {error}")], file=file) from None
-    lines = lines_of(source)
+    return document, lines_of(source)
+
+
+def made_of(document: Mapping[str, Any]) -> Config:
+    """Make a configuration of what was read. Raises `ConfigError`, without file and lines."""
     try:
-        config = Config.model_validate(read)
+        config = Config.model_validate(document)
     except ValidationError as error:
-        raise ConfigError(problems_of(error, Config), file=file, lines=lines) from None
+        raise ConfigError(problems_of(error, Config)) from None
     if problems := list(misfits(config)):
-        raise ConfigError(problems, file=file, lines=lines)
+        raise ConfigError(problems)
     return config
 
 

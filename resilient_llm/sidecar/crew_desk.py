@@ -9,19 +9,21 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from resilient_llm.sidecar.check import notes
 from resilient_llm.sidecar.config import located
-from resilient_llm.sidecar.desk import JSON, TEXT, Answer
+from resilient_llm.sidecar.desk import JSON, TEXT, Answer, reloaded
+from resilient_llm.sidecar.files import aside
 from resilient_llm.sidecar.merged import one_health, one_text
-from resilient_llm.sidecar.problems import ConfigError
 from resilient_llm.sidecar.reload import Reloaded, after_restart
 from resilient_llm.sidecar.tls import renew
 from resilient_llm.sidecar.ui import SNAPSHOT, merge
 
 if TYPE_CHECKING:
+    from resilient_llm.sidecar.config import Config
     from resilient_llm.sidecar.crew import Crew
     from resilient_llm.sidecar.orders import Orders
     from resilient_llm.sidecar.tls import Certificates
@@ -55,7 +57,7 @@ class CrewDesk:
     async def answer(self, method: str, path: str, body: bytes) -> Answer:
         """Answer one request."""
         if (method, path) == ("POST", "/admin/reload"):
-            return await self._answer_reload()
+            return await reloaded(self.reload)
         if not self._crew.workers:
             return 503, TEXT, b"No worker serves.\n"
         if method == "POST" and (changed := await self._change(path, body)) is not None:
@@ -111,23 +113,18 @@ class CrewDesk:
             "workers": workers,
         }
 
-    async def _answer_reload(self) -> Answer:
-        try:
-            done = await self.reload()
-        except ConfigError as error:
-            return 422, JSON, json.dumps({"reloaded": False, "error": str(error)}).encode()
-        return 200, JSON, json.dumps({"reloaded": True, "after_restart": done.after_restart}).encode()
-
     async def reload(self) -> Reloaded:
-        """Have all workers go by what the file says now. Raises `ConfigError`, and all is as it was."""
+        """Have all workers go by what the file says now.
+
+        Raises `ConfigError` and `ReloadDefectError`, and all is as it was.
+        """
         async with self._one_by_one:
             with self._last.attempt():
                 return await self._reload()
 
     async def _reload(self) -> Reloaded:
-        checked = self._orders.checked()
-        with located(self._orders.path):
-            show = renew(self._tls, checked.config)
+        checked = await self._orders.checked()
+        show = await aside(partial(self._renew, checked.config))
         self._orders.take(checked)
         show()
         asked = await self._ask("POST", "/admin/reload", checked.text.decode())
@@ -140,6 +137,10 @@ class CrewDesk:
         logger.info("the configuration was reloaded", extra={"fields": fields})
         self.warn()
         return self._last
+
+    def _renew(self, config: Config) -> Callable[[], None]:
+        with located(self._orders.path):
+            return renew(self._tls, config)
 
     def warn(self) -> None:
         """Say what workers do not share."""

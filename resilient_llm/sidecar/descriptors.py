@@ -8,7 +8,9 @@ from __future__ import annotations
 import errno
 from contextlib import suppress
 
-__all__ = ["LEAST", "room_for_connections"]
+from resilient_llm.transports.open_files import limit_of_files
+
+__all__ = ["LEAST", "highest_descriptor", "room_for_connections"]
 
 _MOST = 65_536
 _BESIDES = 48
@@ -40,3 +42,12 @@ def room_for_connections() -> int | None:
             errno.EMFILE, f"the process may open {soft} files (ulimit -n), and needs {LEAST} at least"
         )
     return (soft - _BESIDES) // 2
+
+
+def highest_descriptor(*, spare: int) -> int | None:
+    """Give the highest descriptor that a client may have where `spare` are kept from them; `None` without a limit.
+
+    The limit on connections need not hold: another may be told, and handshakes, uploads and stores need some, too.
+    """
+    limit = limit_of_files()
+    return None if limit is None else limit - 1 - spare

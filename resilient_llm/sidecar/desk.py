@@ -16,15 +16,16 @@ from resilient_llm.policies import Bulkhead
 from resilient_llm.sidecar import by_hand
 from resilient_llm.sidecar.merged import one_routing
 from resilient_llm.sidecar.problems import ConfigError
+from resilient_llm.sidecar.reload import ReloadDefectError
 from resilient_llm.sidecar.ui.snapshot import SNAPSHOT, snapshot
 
 if TYPE_CHECKING:
     from resilient_llm.sidecar.app import Sidecar
     from resilient_llm.sidecar.build import Setup
     from resilient_llm.sidecar.observability import Metrics
-    from resilient_llm.sidecar.reload import Reloader
+    from resilient_llm.sidecar.reload import Reloaded, Reloader
 
-__all__ = ["JSON", "TEXT", "Answer", "Desk", "OneProcess", "change"]
+__all__ = ["JSON", "TEXT", "Answer", "Desk", "OneProcess", "change", "reloaded"]
 
 TEXT: Headers = [(b"content-type", b"text/plain; charset=utf-8")]
 JSON: Headers = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
@@ -143,11 +144,17 @@ class OneProcess:
     async def _do_reload(self) -> Answer:
         if self._reload is None:
             return 409, TEXT, b"This configuration did not come from a file.\n"
-        try:
-            done = await self._reload()
-        except ConfigError as error:
-            return 422, JSON, json.dumps({"reloaded": False, "error": str(error)}).encode()
-        return 200, JSON, json.dumps({"reloaded": True, "after_restart": done.after_restart}).encode()
+        return await reloaded(self._reload)
+
+
+async def reloaded(reload: Callable[[], Awaitable[Reloaded]]) -> Answer:
+    """Do a reload, and say how it went."""
+    try:
+        done = await reload()
+    except (ConfigError, ReloadDefectError) as error:
+        said = {"reloaded": False, "error": str(error)}
+        return 422 if isinstance(error, ConfigError) else 500, JSON, json.dumps(said).encode()
+    return 200, JSON, json.dumps({"reloaded": True, "after_restart": done.after_restart}).encode()
 
 
 def change(setup: Setup, path: str, body: bytes) -> Answer | None:

@@ -23,10 +23,12 @@ if TYPE_CHECKING:
     from resilient_llm.outlet import Outlet
     from resilient_llm.sidecar.rejection import Rejection
 
-__all__ = ["EXTENSION", "Connection", "UnlessGone", "connection_of", "listening"]
+__all__ = ["EXTENSION", "TARGET", "Connection", "UnlessGone", "connection_of", "listening"]
 
 EXTENSION = "resilient_llm.connection"
 """The name of an ASGI extension: the `Connection` that a request came over."""
+TARGET = "resilient_llm.target"
+"""The name of another: what was asked for, as it was sent, since ASGI does not tell an empty query from none."""
 
 
 class Connection(Protocol):
@@ -55,6 +57,14 @@ class Connection(Protocol):
 
     def outlet(self) -> Outlet | None:
         """Give where parts of the body of a response can be put that has begun."""
+        ...
+
+    def is_behind(self) -> bool:
+        """Tell whether the client has still to take much of what was sent."""
+        ...
+
+    async def taken(self) -> bool:
+        """Wait until it has, and tell so; not if it left before."""
         ...
 
 

@@ -48,6 +48,7 @@ logger = logging.getLogger("resilient_llm")
 
 _LAST_WORD = 1.0
 _EVENTS = b"text/event-stream"
+_TRACE = (b"traceparent", b"tracestate")
 
 
 class CutShortError(Exception):
@@ -97,7 +98,8 @@ class Exchange:
             if asked is None:
                 return
             door, request, ambient = asked
-            trace = _continue_trace(self._first)
+            if b"traceparent" in self._first:
+                trace = _continue_trace(request)
             call = self._entry.call = door.begin(request, self._loop, ambient)
             if self._setup.secrets:
                 call.masked = self._setup.secrets.masked
@@ -117,6 +119,12 @@ class Exchange:
         finally:
             if trace is not None:
                 otel_context.detach(trace)
+
+    async def delivered(self) -> None:
+        """Wait until the client has taken the most of what was sent, and note it if it leaves before."""
+        connection = self._connection
+        if connection is not None and connection.is_behind():
+            self._entry.untaken = not await connection.taken()
 
     async def _asked(self) -> tuple[ClientDoor, Request, Ambient] | None:
         """Find out what is to be carried where, and for whom; `None` where the request is answered here."""
@@ -307,13 +315,9 @@ class Exchange:
             await self._send(message)
 
 
-def _continue_trace(first: Mapping[bytes, bytes]) -> Token[Context] | None:
-    """Make the call a part of the trace that the client has begun."""
-    if b"traceparent" not in first and b"tracestate" not in first:
-        return None
+def _continue_trace(request: Request) -> Token[Context]:
+    """Make the call a part of the trace that the client has begun, by what of it goes on."""
     carrier = {
-        name.decode(): first[name].decode("latin-1")
-        for name in (b"traceparent", b"tracestate")
-        if name in first
+        name.decode(): value.decode("latin-1") for name, value in reversed(request.headers) if name in _TRACE
     }
     return otel_context.attach(propagate.extract(carrier))

@@ -114,18 +114,18 @@ def for_provider(headers: Headers, first: Mapping[bytes, bytes], host: bytes, si
 
 
 def for_client(headers: Headers, *, sized: bool, secrets: Secrets) -> Headers:
-    """Give the headers of a reply that go to the client, `secrets` in their values masked.
+    """Give the headers of a reply that go to the client, `secrets` in their values masked; none whose name has one.
 
     The length is among them only if the body is sure to have it.
     """
     if not headers:
         return []
     names, values = zip(*headers, strict=True)
-    passed, connection = _passed(names, sized)
+    passed, connection = _passed(names, sized, secrets)
     kept = [(name, values[index]) for name, index in passed]
     if connection:
         kept = _without_named(kept, [values[index] for index in connection])
-    together = b"".join(values)  # looked at together, since hardly ever there is any
+    together = b" ".join([value for _name, value in kept])  # hardly ever is there anything to find
     if has_controls(together):
         kept = [header for header in kept if not has_controls(header[1])]
     if secrets.are_in(together):
@@ -137,6 +137,7 @@ def for_client(headers: Headers, *, sized: bool, secrets: Secrets) -> Headers:
 def _passed(
     names: tuple[bytes, ...],
     sized: bool,  # noqa: FBT001 - a cache counts by position
+    secrets: Secrets,
 ) -> tuple[Sequence[tuple[bytes, int]], Sequence[int]]:
     """Say which headers of these names go to the client, and which name some that do not.
 
@@ -147,7 +148,10 @@ def _passed(
     passed = [
         (name, index)
         for index, name in enumerate(lower)
-        if name not in dropped and not name.startswith(_CORS) and _NAME.fullmatch(name)
+        if name not in dropped
+        and not name.startswith(_CORS)
+        and _NAME.fullmatch(name)
+        and not secrets.are_in_name(name)
     ]
     return passed, [index for index, name in enumerate(lower) if name == b"connection"]
 

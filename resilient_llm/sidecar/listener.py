@@ -9,13 +9,14 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from resilient_llm.sidecar.descriptors import room_for_connections
-from resilient_llm.sidecar.protocol import LAST_STAGE, GuardedProtocol, guarded
+from resilient_llm.sidecar.descriptors import highest_descriptor, room_for_connections
+from resilient_llm.sidecar.protocol import GuardedProtocol, guarded
+from resilient_llm.sidecar.tls_server import TLSServer
 
 if TYPE_CHECKING:
     from resilient_llm.sidecar.config import Config
@@ -28,12 +29,21 @@ _AT_ONCE = 8
 """Connections of callers that are taken together. libuv takes one for each descriptor that it watches, once a turn: of
 many that came together the last would wait as many turns, and in each for all who are in already."""
 
+_OPERATORS = 128
+"""Their connections: a page in a browser has up to six, and a probe one."""
+
+_SPARE = 16
+"""Descriptors that callers leave: for connections to providers, and for operators."""
+
+_LAST_SPARE = 4
+"""Descriptors that operators leave."""
+
 
 class Listener(uvicorn.Server):
     """A uvicorn server on a socket of its own, which leaves signals alone.
 
     It takes up to `at_once` new connections in one turn of the event loop. A TLS handshake has `handshake_timeout`
-    seconds: what has not come to its end is a connection that nothing else counts.
+    seconds.
     """
 
     def __init__(
@@ -49,7 +59,8 @@ class Listener(uvicorn.Server):
         self._at_once = at_once
         self.socket = sock
         self.is_ready = asyncio.Event()
-        self.url = url_of(sock, secure=config.ssl_context_factory is not None)
+        self._secure = config.ssl_context_factory is not None
+        self.url = url_of(sock, secure=self._secure)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -66,29 +77,35 @@ class Listener(uvicorn.Server):
 
     async def take_connections(self) -> None:
         """Serve until told to stop, and close the socket."""
-        await self.serve([self.socket, *(self.socket.dup() for _ in range(self._at_once - 1))])
+        more = 0 if self._secure else self._at_once - 1  # by TLS several are taken over one
+        await self.serve([self.socket, *(self.socket.dup() for _ in range(more))])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, and say so."""
         try:
-            await super().startup([])  # which knows of no time limits of TLS
+            await super().startup([])  # which counts no handshakes, and knows of no time limits of TLS
             if not self.should_exit:
-                self.servers = [await self._serving(sock) for sock in sockets or ()]
+                self.servers = [await self._serving(sock) for sock in sockets or ()]  # type: ignore[misc]
         finally:
             self.is_ready.set()
 
-    async def _serving(self, sock: socket.socket) -> asyncio.Server:
-        ssl = self.config.ssl
-        return await asyncio.get_running_loop().create_server(
-            lambda: self.config.http_protocol_class(  # type: ignore[call-arg]  # uvicorn's has parameters
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End what is open, and break off what is not over in time."""
+        await super().shutdown(sockets)
+        if not self.force_exit:
+            for connection in list(self.server_state.connections):
+                cast("GuardedProtocol", connection).cut()
+
+    async def _serving(self, sock: socket.socket) -> asyncio.Server | TLSServer:
+        def protocol() -> GuardedProtocol:
+            made = self.config.http_protocol_class(  # type: ignore[call-arg]  # uvicorn's has parameters
                 config=self.config, server_state=self.server_state, app_state=self.lifespan.state
-            ),
-            sock=sock,
-            ssl=ssl,
-            backlog=_BACKLOG,
-            ssl_handshake_timeout=None if ssl is None else self._handshake_timeout,
-            ssl_shutdown_timeout=None if ssl is None else LAST_STAGE,
-        )
+            )
+            return cast("GuardedProtocol", made)
+
+        if (context := self.config.ssl) is not None:
+            return TLSServer(sock, context, protocol, handshake_timeout=self._handshake_timeout)
+        return await asyncio.get_running_loop().create_server(protocol, sock=sock, backlog=_BACKLOG)
 
 
 def main_listener(
@@ -96,11 +113,13 @@ def main_listener(
 ) -> Listener:
     """Make the listener for callers."""
     options = config.server
+    room = room_for_connections()
     bounds = guarded(
         max_head=options.max_head,
         head_timeout=options.head_timeout,
         send_timeout=options.send_timeout,
-        max_connections=options.max_connections or room_for_connections(),
+        max_connections=options.max_connections or room,
+        max_descriptor=highest_descriptor(spare=_SPARE),
     )
     settings = _settings(app, bounds, tls)
     settings.timeout_graceful_shutdown = max(1, round(options.drain_timeout))
@@ -109,7 +128,13 @@ def main_listener(
 
 def admin_listener(app: ASGIApp, sock: socket.socket, tls: Certificates | None = None) -> Listener:
     """Make the listener for operators."""
-    settings = _settings(app, guarded(max_head=16 * 1024, head_timeout=10.0), tls)
+    bounds = guarded(
+        max_head=16 * 1024,
+        head_timeout=10.0,
+        max_connections=_OPERATORS,
+        max_descriptor=highest_descriptor(spare=_LAST_SPARE),
+    )
+    settings = _settings(app, bounds, tls)
     settings.timeout_graceful_shutdown = 1
     return Listener(settings, sock)
 

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import logging
 import re
+from base64 import b64encode
 from collections.abc import Iterable
+from functools import cached_property, lru_cache
+from html import escape, unescape
 from typing import TYPE_CHECKING
+from urllib.parse import unquote_to_bytes
 
 from resilient_llm.event_stream import EventStream
 from resilient_llm.message import DIGESTS
@@ -26,41 +30,76 @@ logger = logging.getLogger("resilient_llm")
 
 _MOST = 4 * 1024 * 1024
 _MASK = b"***"
-_SPELLED_ONE_WAY = re.compile(r"[A-Za-z0-9._~-]*")
-"""What no URL has to escape (RFC 3986, 2.3), nor any JSON."""
+_LAYERS = 4
+"""How often what is spelled in one way may be spelled in another on top, as JSON is in a string of JSON."""
+_URL_SAFE = bytes.maketrans(b"+/", b"-_")
+_UNITS = re.compile(rb"(?:\\u[0-9A-Fa-f]{4})+")
 _OF_THE_BYTES = DIGESTS | {b"content-encoding", b"content-length", b"etag"}
 
 
 class Secrets:
-    """Find keys, as they are and as URLs and JSON may spell them, and mask them."""
+    """Find keys, as they are and as URLs, JSON and HTML may spell them; mask them, and what base64 makes of them."""
 
-    def __init__(self, secrets: Iterable[str] = ()) -> None:
-        found = [(secret.encode(), _spellings(secret)) for secret in set(secrets)]
-        self._keys = sorted(found, key=lambda one: -len(one[0]))  # one may begin with another
+    def __init__(self, secrets: Iterable[str | bytes] = ()) -> None:
+        keys = {secret.encode() if isinstance(secret, str) else secret for secret in secrets}
+        self._keys = sorted(keys, key=len, reverse=True)  # one may begin with another
+        self._least = len(self._keys[-1]) if self._keys else 1
 
     def __bool__(self) -> bool:
         return bool(self._keys)
 
+    def may_be_in(self, text: bytes, *, least: int = 0) -> bool:
+        """Tell, soon, whether it is worth looking for one of them that has `least` bytes."""
+        for key in self._keys:
+            if len(key) < least:
+                break  # as have all that follow
+            if key in text:
+                return True
+        return b"%" in text or b"\\" in text or b"&" in text
+
     def are_in(self, text: bytes, *, least: int = 0) -> bool:
         """Tell whether there is one of them in it that has `least` bytes."""
-        for key, spellings in self._keys:
-            if len(key) < least:
-                return False  # as have all that follow
-            if key in text or (spellings is not None and spellings.search(text)):
-                return True
-        return False
+        if not self.may_be_in(text, least=least):
+            return False
+        if not self._keys:
+            return False
+        plain = _unspelled(text)
+        return any(key in text or told in plain for key, told in self._told if len(key) >= least)
+
+    def are_in_name(self, name: bytes) -> bool:
+        """Tell whether one of them is in the name of a header, whose case does not matter."""
+        return any(key.lower() in name.lower() for key in self._keys)
 
     def masked(self, text: bytes) -> bytes:
         """Give the text with asterisks in the place of each."""
-        for key, spellings in self._keys:
-            text = text.replace(key, _MASK) if spellings is None else spellings.sub(_MASK, text)
-        return text
+        if len(text) < self._least:
+            return text
+        for form in self._encoded:
+            if form in text:
+                text = text.replace(form, _MASK)
+        if not self.are_in(text):
+            return text
+        for key in self._keys:
+            text = text.replace(key, _MASK)
+        if not self.are_in(text):
+            return text
+        for key in self._keys:
+            text = _spellings(key).sub(_MASK, text)
+        return _MASK if self.are_in(text) else text  # in several ways at once, of which nobody writes any
+
+    @cached_property
+    def _told(self) -> list[tuple[bytes, bytes]]:
+        return [(key, _unspelled(key)) for key in self._keys]
+
+    @cached_property
+    def _encoded(self) -> list[bytes]:
+        return [form for key in self._keys for form in _in_base64(key)]
 
 
 async def without_secrets(
     stream: ByteStream, headers: Headers, secrets: Secrets
 ) -> tuple[ByteStream, Headers]:
-    """Give a body with every one of `secrets` masked, and the headers for it; their names are in lower case.
+    """Give a body and headers with every one of `secrets` masked; names of headers are in lower case.
 
     A body in which there is none has the bytes it had; one in which there is loses its encoding. Raises what the
     stream raises.
@@ -68,6 +107,7 @@ async def without_secrets(
     body, read = await read_up_to(stream, _MOST)
     if not secrets:
         return read, headers
+    headers = [(name, secrets.masked(value)) for name, value in headers]
     text: bytes | None = None
     if read.whole:
         text = decode_body(headers, body, max_size=_MOST + 1)
@@ -75,11 +115,12 @@ async def without_secrets(
         await read.aclose()
     if text is None or len(text) > _MOST:
         logger.warning("a provider's error was left out: it could not be searched for keys")
-        text = b""
-    elif not secrets.are_in(text) and not secrets.are_in(body):
-        return read, [*(one for one in headers if one[0] != b"content-length"), _length(body)]
-    text = secrets.masked(text)
-    return BufferedStream([text]), [*(one for one in headers if one[0] not in _OF_THE_BYTES), _length(text)]
+        told = b""
+    else:
+        told = secrets.masked(text)
+        if told == text and secrets.masked(body) == body:
+            return read, [*(one for one in headers if one[0] != b"content-length"), _length(body)]
+    return BufferedStream([told]), [*(one for one in headers if one[0] not in _OF_THE_BYTES), _length(told)]
 
 
 def leaks(stream: ByteStream) -> bool:
@@ -92,23 +133,48 @@ def leaks(stream: ByteStream) -> bool:
     return True
 
 
-def _spellings(secret: str) -> re.Pattern[bytes] | None:
-    """Give what finds a key however it is spelled; `None` for one that everybody writes as it is."""
-    if _SPELLED_ONE_WAY.fullmatch(secret):
-        return None
-    return re.compile(b"".join(map(_spelling, secret)))
+def _unspelled(text: bytes) -> bytes:
+    """Give a text as it is where nothing is escaped any more; backslashes are left out."""
+    for _ in range(_LAYERS):
+        before = text
+        if b"%" in text:
+            text = unquote_to_bytes(text)
+        if b"\\" in text:
+            text = (_UNITS.sub(_of_units, text) if b"\\u" in text else text).replace(b"\\", b"")
+        if b"&" in text:
+            text = unescape(text.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+        if text == before:
+            break
+    return text
+
+
+def _of_units(found: re.Match[bytes]) -> bytes:
+    return bytes.fromhex(found[0].replace(b"\\u", b"").decode()).decode("utf-16-be", "replace").encode()
+
+
+@lru_cache(maxsize=256)
+def _spellings(key: bytes) -> re.Pattern[bytes]:
+    """Give what finds a key however it is spelled: which characters are escaped differs, and so does the case."""
+    return re.compile(b"".join(map(_spelling, key.decode("utf-8", "replace"))))
 
 
 def _spelling(character: str) -> bytes:
-    """Give a pattern of what may stand for a character: which of them are escaped differs, and so does the case."""
-    if _SPELLED_ONE_WAY.fullmatch(character):
-        return re.escape(character).encode()
-    plain = character.encode()
-    in_url = "".join(f"%{byte:02x}" for byte in plain).encode()
-    in_json = "".join(
-        f"\\\\u{unit}" for unit in re.findall("....", character.encode("utf-16-be").hex())
-    ).encode()
-    return rb"(?:\\?%b|(?i:%b|%b))" % (re.escape(plain), in_url, in_json)
+    """Give a pattern of what may stand for a character."""
+    in_url = "".join(f"%(?:25)*{byte:02x}" for byte in character.encode())
+    in_json = "".join(rf"\\+u{unit}" for unit in re.findall("....", character.encode("utf-16-be").hex()))
+    in_html = rf"&#(?:0*{ord(character)}|x0*{ord(character):x});?|{re.escape(escape(character))}"
+    return rf"(?:\\*{re.escape(character)}|(?i:{in_url}|{in_json}|{in_html}))".encode()
+
+
+def _in_base64(key: bytes) -> set[bytes]:
+    """Give what base64 makes of a key wherever it stands, but for characters that it shares with its neighbours."""
+    forms = set()
+    for before in range(3):
+        written = b64encode(bytes(before) + key)
+        whole = (before + len(key)) * 8 // 6
+        form = written[-(-before * 8 // 6) : whole]
+        forms |= {form, form.translate(_URL_SAFE)}
+    return forms
 
 
 def _length(body: bytes) -> tuple[bytes, bytes]:

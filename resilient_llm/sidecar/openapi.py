@@ -110,6 +110,7 @@ def _for_operators() -> JSONObject:
                 200: _json("It goes by the file now.", "Reloaded"),
                 409: _text("There is no file."),
                 422: _json("The file is wrong; nothing has changed.", "NotReloaded"),
+                500: _json("It met a defect; nothing has changed.", "NotReloaded"),
             },
         ),
         "/admin/circuits/{target}/isolate": _admin(

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,6 +19,7 @@ from resilient_llm.sidecar.build import Setup, build
 from resilient_llm.sidecar.check import Nowhere, built
 from resilient_llm.sidecar.config import Config, located, parse
 from resilient_llm.sidecar.desk import change
+from resilient_llm.sidecar.files import aside
 from resilient_llm.sidecar.handed_on import Standing, place, taken
 from resilient_llm.sidecar.reload import after_restart, in_force, read
 from resilient_llm.sidecar.tls import keep
@@ -43,6 +45,15 @@ class Checked(NamedTuple):
     """That which stands as theirs do."""
 
 
+class _Read(NamedTuple):
+    """Hold what stands in the files, and what of it holds without a restart."""
+
+    text: bytes
+    config: Config
+    running: Config
+    tls: Kept | None
+
+
 class Orders:
     """Hold what workers that begin are to be like. Raises `ConfigError`.
 
@@ -52,7 +63,7 @@ class Orders:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._now = self._started_with = self._checked(None)
+        self._now = self._started_with = self._made(self._read())
         self._tls = self._now.tls
 
     @property
@@ -60,17 +71,21 @@ class Orders:
         """Give the configuration that they go by, but for what waits for a restart."""
         return self._now.config
 
-    def checked(self) -> Checked:
+    async def checked(self) -> Checked:
         """Read the file again, and make sure that it would work. Raises `ConfigError`."""
-        return self._checked(self._now)
+        return self._made(await aside(partial(self._read, self._started_with.config)), self._now)
 
-    def _checked(self, before: Checked | None) -> Checked:
+    def _read(self, started: Config | None = None) -> _Read:
         with located(self.path):
             text = read(self.path)
             config = parse(text, file=str(self.path))
-            running = config if before is None else in_force(self._started_with.config, config)
-            tls = keep("server", config, self.path)
-            of = (None, None) if before is None else (before.trial, before.setup)
+            running = config if started is None else in_force(started, config)
+            return _Read(text, config, running, keep("server", config, self.path))
+
+    def _made(self, given: _Read, before: Checked | None = None) -> Checked:
+        text, config, running, tls = given
+        of = (None, None) if before is None else (before.trial, before.setup)
+        with located(self.path):
             trial = built(running, self.path, os.environ, previous=of[0])
             setup = build(_without_store(running), Nowhere(), previous=of[1])
         return Checked(text, config, tls, trial, setup)

@@ -15,24 +15,22 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser, par
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 
 from resilient_llm.sidecar.close_delimited import close_delimited
+from resilient_llm.sidecar.counted import CountedProtocol
 from resilient_llm.sidecar.cycle import Cycle
-from resilient_llm.sidecar.disconnect import EXTENSION
+from resilient_llm.sidecar.disconnect import EXTENSION, TARGET
+from resilient_llm.sidecar.half_close import say_no_more
 from resilient_llm.sidecar.head import HeadTooLargeError, MalformedHeadError, check_head, without_upgrade
 from resilient_llm.sidecar.rejection import LATE, MALFORMED, TOO_LARGE, TOO_MANY, Rejection, what_is_wrong
 from resilient_llm.sidecar.unsent import unsent
-from resilient_llm.sidecar.watched import WatchedProtocol
 from resilient_llm.transports.batched import Batch, BatchedTransport
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGI3Application, HTTPScope
 
-__all__ = ["GuardedProtocol", "guarded"]
+__all__ = ["LAST_STAGE", "GuardedProtocol", "guarded"]
 
 LAST_STAGE = 5.0
 """Seconds in which a client may read the last that it is told, and close the connection itself."""
-
-AT_THE_DOOR = 16
-"""Connections beyond those that are allowed which have that time. More than that are told, and closed at once."""
 
 _END = b"\r\n\r\n"
 """Of each head."""
@@ -52,19 +50,18 @@ class _Flow(FlowControl):
             super().resume_reading()
 
 
-class GuardedProtocol(WatchedProtocol):
+class GuardedProtocol(CountedProtocol):
     """Refuse heads of more than `max_head` bytes (431), or that are not there `head_timeout` seconds after they began.
 
     A connection that sends nothing at all has as long. What surrounds the parts of a chunked body, trailers among it,
     has the bound of a head. What comes behind a request that is whole is looked at when that has its answer, but for a
     little that came with it; what has a fault is refused in its turn. A client that has taken nothing of what waits for
-    it for `send_timeout` seconds is left, and one that would be the `max_connections` + 1st is refused (503).
+    it for `send_timeout` seconds is left, and one that finds no room is refused (503).
     """
 
     max_head: ClassVar[int] = 64 * 1024
     head_timeout: ClassVar[float] = 10.0
     send_timeout: ClassVar[float] = 60.0
-    max_connections: ClassVar[int | None] = None
 
     _batch: ClassVar[Batch | None] = None
     """Of all connections of a server."""
@@ -76,6 +73,7 @@ class GuardedProtocol(WatchedProtocol):
     _unsent = 0
     """Bytes that the client had still to take when that was last looked at."""
     flow: _Flow
+    transport: BatchedTransport
     _rest = b""
     """What came behind a request that has still to be answered."""
     _last_word: bytes | None = None
@@ -96,14 +94,17 @@ class GuardedProtocol(WatchedProtocol):
         if batch is None or batch.loop is not self.loop:
             batch = type(self)._batch = Batch(self.loop)
         super().connection_made(BatchedTransport(transport, batch))
+        if self.scheme == "https":  # which would let wait eight times as much
+            transport.set_write_buffer_limits(HIGH_WATER_LIMIT)
         self.flow = _Flow(self.transport)
         self._context = copy_context()
-        if self.max_connections is not None and len(self.connections) > self.max_connections:
-            self._refuse(TOO_MANY, f"{self.max_connections} connections are open")
-            if len(self.connections) > self.max_connections + AT_THE_DOOR:
-                self._let_go()
-        else:
+        full = self.overflow(len(self.connections), transport.get_extra_info("socket"))
+        if full is None:
             self._watch()
+            return
+        self._refuse(TOO_MANY, full.why)
+        if full.at_once:
+            self._let_go()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait no longer."""
@@ -219,7 +220,7 @@ class GuardedProtocol(WatchedProtocol):
             "query_string": url.query or b"",
             "headers": self.headers,
             "state": self.app_state.copy(),
-            "extensions": {EXTENSION: self},  # type: ignore[dict-item]  # servers may have their own
+            "extensions": {EXTENSION: self, TARGET: self.url},  # type: ignore[dict-item]  # servers may have their own
         }
         before = self.cycle
         self.cycle = cycle = Cycle(
@@ -333,6 +334,7 @@ class GuardedProtocol(WatchedProtocol):
             self._sending = self.loop.call_later(self.send_timeout, self._leave)
             return
         self._warn(f"A client took nothing for {self.send_timeout:g} seconds")
+        self._untaken = True
         self.transport.abort()
 
     def _refuse(self, rejection: Rejection, why: str | None = None) -> None:
@@ -358,6 +360,13 @@ class GuardedProtocol(WatchedProtocol):
             self._say_last(response)
             self.tell()  # who is still at work on an answer
 
+    def cut(self) -> None:
+        """End the connection now, whatever is still to be taken by the client."""
+        if self.transport is not None:
+            if size := self.transport.get_write_buffer_size():
+                self._warn(f"An answer was cut off, of which a client had not taken {size} bytes")
+            self.transport.abort()
+
     def _say_last(self, response: bytes) -> None:
         self.transport.write(response)
         self._close_in_stages()
@@ -378,9 +387,8 @@ class GuardedProtocol(WatchedProtocol):
         self._deaf = True
         self._unwatch()
         self._take_rest()
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
-        self._leaving = self.loop.call_later(LAST_STAGE, self.transport.close)
+        say_no_more(self.transport)
+        self._leaving = self.loop.call_later(LAST_STAGE, self._let_go)
 
     def _let_go(self) -> None:
         """Close the connection at once, whatever becomes of the last word."""
@@ -389,11 +397,6 @@ class GuardedProtocol(WatchedProtocol):
         else:  # TLS would wait for the client to say good-bye
             self.transport.abort()
 
-    def _warn(self, what: str) -> None:
-        """Log what has nothing of a request in it, and who it is about."""
-        client = None if self.client is None else "{}:{}".format(*self.client)
-        self.logger.warning("%s", what, extra={"fields": {"client": client}})
-
 
 def guarded(
     *,
@@ -401,6 +404,7 @@ def guarded(
     head_timeout: float,
     send_timeout: float = GuardedProtocol.send_timeout,
     max_connections: int | None = None,
+    max_descriptor: int | None = None,
 ) -> type[GuardedProtocol]:
     """Make the protocol with these bounds, for a server without WebSockets."""
     bounds = {
@@ -408,5 +412,6 @@ def guarded(
         "head_timeout": head_timeout,
         "send_timeout": send_timeout,
         "max_connections": max_connections,
+        "max_descriptor": max_descriptor,
     }
     return type("Guarded", (GuardedProtocol,), bounds)

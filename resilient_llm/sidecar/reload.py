@@ -7,12 +7,16 @@ restart is as it was until then, and what is open now is judged by that.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import anyio
+
 from resilient_llm.sidecar.config import Config, key_hashes, located, parse
+from resilient_llm.sidecar.files import aside, content
 from resilient_llm.sidecar.fit import misfits
 from resilient_llm.sidecar.problems import ConfigError, Problem
 from resilient_llm.sidecar.tls import LISTENERS, ListenerName, renew
@@ -23,7 +27,7 @@ if TYPE_CHECKING:
     from resilient_llm.sidecar.tables import TLS, Admin
     from resilient_llm.sidecar.tls import Certificates
 
-__all__ = ["Reloaded", "Reloader", "after_restart", "in_force", "read"]
+__all__ = ["ReloadDefectError", "Reloaded", "Reloader", "after_restart", "in_force", "read"]
 
 logger = logging.getLogger("resilient_llm")
 
@@ -40,6 +44,10 @@ _SOCKETS = (
 """What of a server takes effect with its next start."""
 
 
+class ReloadDefectError(Exception):
+    """A reload that met a defect, which is in the log; everything is as it was."""
+
+
 class Reloaded:
     """What became of the last reload."""
 
@@ -51,7 +59,10 @@ class Reloaded:
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Note and log what goes wrong inside, be it with the file or a defect."""
+        """Note and log what goes wrong inside; of a defect whoever asked need not know more than that there is one.
+
+        Raises `ConfigError` as it is, and `ReloadDefectError` for all else.
+        """
         try:
             yield
         except ConfigError as error:
@@ -61,7 +72,7 @@ class Reloaded:
         except Exception as error:
             self.error = f"it met a defect, {type(error).__name__}; the log says where"
             logger.exception("the configuration was not reloaded: it met a defect")
-            raise
+            raise ReloadDefectError(self.error) from error
 
 
 class Reloader:
@@ -76,17 +87,21 @@ class Reloader:
         self._seen = seen
         self._started_with = sidecar.setup.config
         self.last = Reloaded()
+        self._one_by_one = anyio.Lock()
 
     async def __call__(self, text: bytes | None = None) -> Reloaded:
         """Do it, or take a `text` for what is in the file.
 
-        Raises `ConfigError`, and everything is as it was, for what cannot work.
+        Raises `ConfigError`, and everything is as it was, for what cannot work, and `ReloadDefectError`.
         """
-        with self.last.attempt(), located(self._path):
-            config = parse(read(self._path) if text is None else text, file=str(self._path))
-            running = in_force(self._started_with, config)
-            show = renew(self._tls, config)
-            await self._sidecar.reload(running)
+        async with self._one_by_one:
+            return await self._reload(text)
+
+    async def _reload(self, text: bytes | None) -> Reloaded:
+        with self.last.attempt():
+            config, running, show = await aside(partial(self._read, text))
+            with located(self._path):
+                await self._sidecar.reload(running)
         show()
         if self._seen is not None:
             self._seen.relabel(running)
@@ -98,11 +113,17 @@ class Reloader:
         )
         return self.last
 
+    def _read(self, text: bytes | None) -> tuple[Config, Config, Callable[[], None]]:
+        """Give what the file says, what of it holds without a restart, and what shows the certificates it names."""
+        with located(self._path):
+            config = parse(read(self._path) if text is None else text, file=str(self._path))
+            return config, in_force(self._started_with, config), renew(self._tls, config)
+
 
 def read(path: Path) -> bytes:
     """Read a configuration's file. Raises `ConfigError`."""
     try:
-        return path.read_bytes()
+        return content(path)
     except OSError as error:
         raise ConfigError([Problem((), f"cannot be read: {error.strerror}")], file=str(path)) from error
 

@@ -25,7 +25,8 @@ from resilient_llm.sidecar.listener import Listener, admin_listener, bind, main_
 from resilient_llm.sidecar.log_lines import LineHandler
 from resilient_llm.sidecar.log_writer import LogWriter
 from resilient_llm.sidecar.observability import observe
-from resilient_llm.sidecar.reload import Reloader
+from resilient_llm.sidecar.problems import ConfigError
+from resilient_llm.sidecar.reload import ReloadDefectError, Reloader
 from resilient_llm.sidecar.service import Service, signals
 from resilient_llm.sidecar.tls import LISTENERS, Certificates
 from resilient_llm.sidecar.whole_lines import WholeLines
@@ -89,7 +90,7 @@ async def _serve(
 
 
 async def _reload(reload: Reloader) -> None:
-    with contextlib.suppress(Exception):  # which is logged, and in the health report
+    with contextlib.suppress(ConfigError, ReloadDefectError):  # which is logged, and in the health report
         await reload()
 
 

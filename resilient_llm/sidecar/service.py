@@ -80,12 +80,14 @@ class Service:
 
 @contextlib.contextmanager
 def signals(handlers: Mapping[signal.Signals, Callable[[], object]]) -> Iterator[None]:
-    """Have the running loop call these when signals come."""
+    """Have the running loop call these when signals come, and for those that were kept waiting."""
     loop = asyncio.get_running_loop()
     for number, handler in handlers.items():
         loop.add_signal_handler(number, handler)
+    before = signal.pthread_sigmask(signal.SIG_UNBLOCK, handlers)
     try:
         yield
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for number in handlers:
             loop.remove_signal_handler(number)

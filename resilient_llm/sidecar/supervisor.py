@@ -17,6 +17,8 @@ from resilient_llm.sidecar.crew import Crew, StartError
 from resilient_llm.sidecar.crew_desk import CrewDesk
 from resilient_llm.sidecar.listener import Listener, admin_listener, bind, url_of
 from resilient_llm.sidecar.orders import Orders
+from resilient_llm.sidecar.problems import ConfigError
+from resilient_llm.sidecar.reload import ReloadDefectError
 from resilient_llm.sidecar.server import Ready
 from resilient_llm.sidecar.service import signals
 from resilient_llm.sidecar.tls import Certificates
@@ -79,5 +81,5 @@ async def supervise(path: Path, workers: int, *, ready: Ready | None = None) -> 
 
 
 async def _reload(desk: CrewDesk) -> None:
-    with contextlib.suppress(Exception):  # which is logged, and in the health report
+    with contextlib.suppress(ConfigError, ReloadDefectError):  # which is logged, and in the health report
         await desk.reload()

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from resilient_llm.sidecar.files import content
 from resilient_llm.sidecar.problems import ConfigError, Problem
 from resilient_llm.sidecar.tables import TLS
 
@@ -165,7 +166,7 @@ class _Files:
 
     def _read(self, name: str, path: Path) -> str:
         try:
-            return path.read_text("ascii", "replace")
+            return content(path).decode("ascii", "replace")
         except OSError as error:
             raise self._wrong(name, path, f"cannot be read: {error.strerror}") from None
 

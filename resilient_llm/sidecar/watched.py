@@ -28,9 +28,17 @@ class WatchedProtocol(HttpToolsProtocol):
     """What the client was told in the place of the app's answer."""
     _left: Callable[[], None] | None = None
     _gone = False
+    _untaken = False
+    """Whether it is gone, and has not taken what was sent."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell them, and let go of all that was asked: what refers to each other is freed late, or never."""
+        if self.flow is not None and self.flow.write_paused:
+            # A last answer is followed by the end, which by TLS is all that is heard of its being taken.
+            is_last = (
+                self.answered is not None and self.answered.response_complete and not self.answered.keep_alive
+            )
+            self._untaken |= exc is not None or not is_last
         self.tell()
         super().connection_lost(exc)
         self.pipeline.clear()
@@ -71,3 +79,12 @@ class WatchedProtocol(HttpToolsProtocol):
     def outlet(self) -> Outlet | None:
         """Give where parts of the body of a response can be put that has begun."""
         return self.answered
+
+    def is_behind(self) -> bool:
+        """Tell whether the client has still to take much of what was sent."""
+        return self.flow.write_paused
+
+    async def taken(self) -> bool:
+        """Wait until it has, and tell so; not if it left before."""
+        await self.flow.drain()
+        return not self._untaken

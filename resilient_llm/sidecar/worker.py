@@ -25,7 +25,7 @@ from resilient_llm.sidecar.handed_on import give
 from resilient_llm.sidecar.listener import main_listener
 from resilient_llm.sidecar.observability import observe
 from resilient_llm.sidecar.problems import ConfigError
-from resilient_llm.sidecar.reload import Reloader, in_force
+from resilient_llm.sidecar.reload import ReloadDefectError, Reloader, in_force
 from resilient_llm.sidecar.server import configure_logging
 from resilient_llm.sidecar.service import Service, signals
 from resilient_llm.sidecar.tls import Certificates
@@ -99,6 +99,8 @@ async def done(asked: dict[str, Any], desk: OneProcess, reload: Reloader) -> Ans
         await reload(asked["body"].encode())
     except ConfigError as error:
         return 422, [], str(error).encode()
+    except ReloadDefectError as error:
+        return 500, [], str(error).encode()
     return 200, [], b""
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 import sys
@@ -19,6 +20,8 @@ from resilient_llm.sidecar.channel import Channel
 from resilient_llm.sidecar.desk import Answer
 
 __all__ = ["WorkerHandle"]
+
+logger = logging.getLogger("resilient_llm")
 
 _PATIENCE = 5.0
 """Seconds for an answer; who is silent for so long hangs. Prometheus waits for 10."""
@@ -93,7 +96,7 @@ class WorkerHandle:
                 await self._channel.send({"id": number, "method": method, "path": path, "body": body})
                 return await answer
         except TimeoutError:
-            self.is_silent = True
+            self._note(is_silent=True)
             return None
         finally:
             del self._asked[number]
@@ -117,6 +120,18 @@ class WorkerHandle:
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
+    def _note(self, *, is_silent: bool) -> None:
+        """Note whether it answers, and say so when that is new."""
+        if is_silent is self.is_silent:
+            return
+        self.is_silent = is_silent
+        if is_silent:
+            fields = {"worker_silent": self.number, "pid": self.pid}
+            logger.error("a worker does not answer", extra={"fields": fields})
+        else:
+            fields = {"worker_back": self.number, "pid": self.pid}
+            logger.warning("a worker answers again", extra={"fields": fields})
+
     async def _watch(self) -> None:
         """Ask it something now and then, so that it is noticed when it falls silent."""
         while True:
@@ -125,7 +140,7 @@ class WorkerHandle:
 
     async def _read(self) -> None:
         while (message := await self._channel.receive()) is not None:
-            self.is_silent = False
+            self._note(is_silent=False)
             if "ready" in message:
                 self.is_ready = True
                 self._up.set_result(True)

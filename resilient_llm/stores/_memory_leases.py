@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from resilient_llm._loop import EventLoop
-from resilient_llm.core.leases import LeaseAnswer, LeaseLimit, LeaseTable
+from resilient_llm.core.leases import LeaseAnswer, LeaseLimit, LeaseTable, Woken
 from resilient_llm.stores.protocol_leases import Lease
 
 if TYPE_CHECKING:
@@ -56,6 +56,31 @@ class MemoryLeases:
         """Take back a lease or a place, from any thread, and tell those who are first in line."""
         with self.lock:
             woken = self._table.release(limits, _NOW, lease=lease, place=place)
+            if any(self._has_ended(first) for first, _ in woken):
+                woken = [each for limit in limits for each in self._forget_ended(limit)]
+        self._tell(woken)
+
+    def make_way(self, limit: LeaseLimit) -> bool:
+        """Give up the places in line for a key for which nobody will come back; `False` when there are none."""
+        with self.lock:
+            before = len(self._table.places(limit.key))
+            woken = self._forget_ended(limit)
+            gone = len(self._table.places(limit.key)) < before
+        self._tell(woken)
+        return gone
+
+    def _forget_ended(self, limit: LeaseLimit) -> Sequence[Woken]:
+        woken: Sequence[Woken] = ()
+        for place in self._table.places(limit.key):
+            if self._has_ended(place):
+                woken = self._table.release([limit], _NOW, place=place)
+        return woken
+
+    def _has_ended(self, place: str) -> bool:
+        pool = self._places.get(place)
+        return pool is None or pool.has_ended()
+
+    def _tell(self, woken: Iterable[Woken]) -> None:
         for first, key in woken:
             pool = self._places.get(first)
             if pool is not None:
@@ -83,10 +108,11 @@ class MemoryLeasePool:
         name = self._leases.name()
         if wait:
             self._loop = EventLoop.current()
-        with self._leases.lock:
-            answer = self._table.acquire(
-                name, self._named(limits), _NOW, place=self._place, place_lasts=inf if wait else 0.0
-            )
+        answer = self._acquire(name, limits, wait=wait)
+        while any(
+            limit.key == answer.refused and self._leases.make_way(limit) for limit in self._named(limits)
+        ):
+            answer = self._acquire(name, limits, wait=wait)
         if answer.refused is None:
             self._waiting.difference_update(key for key, _ in limits)
             return Lease(name, limits, answer.held, _NOW)
@@ -94,6 +120,15 @@ class MemoryLeasePool:
         if wait:
             self._waiting.add(key)
         return answer._replace(refused=key)
+
+    def _acquire(self, name: str, limits: Sequence[LeaseLimit], *, wait: bool) -> LeaseAnswer:
+        lasts = inf if wait else 0.0
+        with self._leases.lock:
+            return self._table.acquire(name, self._named(limits), _NOW, place=self._place, place_lasts=lasts)
+
+    def has_ended(self) -> bool:
+        """Tell whether whoever waits here does so in an event loop that has ended."""
+        return self._loop is not None and not self._loop.is_here() and self._loop.has_ended()
 
     def adopt(self, limits: Sequence[LeaseLimit]) -> Lease:
         """Give out a lease whatever the limits."""
@@ -130,7 +165,7 @@ class MemoryLeasePool:
         loop = self._loop
         if loop is None or loop.is_here():
             self._on_free(key)
-        elif loop.is_alive():
+        elif not loop.has_ended():
             loop.post(lambda: self._on_free(key))
 
     def _named(self, limits: Sequence[LeaseLimit]) -> list[LeaseLimit]:

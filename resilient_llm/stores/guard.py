@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
+from resilient_llm._options import label, one_of
 from resilient_llm.core.circuit import Admission, Circuit, CircuitOptions, Refusal, Result
 from resilient_llm.core.circuit_state import CircuitState
-from resilient_llm.errors import ConfigurationError, StoreUnavailableError
+from resilient_llm.errors import StoreUnavailableError
 from resilient_llm.telemetry import Telemetry
 from resilient_llm.telemetry.names import STORE_NAME
 
@@ -69,10 +70,8 @@ class StoreGuard:
         options: CircuitOptions = _CIRCUIT,
         clock: Callable[[], float] = time.monotonic,  # noqa: TID251 - also read in a metric reader's thread
     ) -> None:
-        if on_error not in get_args(OnStoreError):
-            raise ConfigurationError(
-                f"on_store_error={on_error!r}: allowed are {', '.join(map(repr, get_args(OnStoreError)))}"
-            )
+        label(name=name)
+        one_of(get_args(OnStoreError), on_store_error=on_error)
         self.name = name
         self.on_error: OnStoreError = on_error
         self.changes: list[StoreChange] = []

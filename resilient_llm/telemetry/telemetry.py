@@ -6,12 +6,13 @@ Configuring the SDK is the application's, whenever it likes; until then nothing 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from inspect import iscoroutinefunction
 
 from opentelemetry import trace
 from opentelemetry.metrics import MeterProvider
 from opentelemetry.trace import TracerProvider
 
+from resilient_llm._options import flag, offers, one_of, synchronous, takes
+from resilient_llm._options import names as label_values
 from resilient_llm.errors import ConfigurationError
 from resilient_llm.telemetry import names
 from resilient_llm.telemetry.gauges import Merge, Observe
@@ -39,7 +40,7 @@ class Telemetry:
 
     `listener` makes a `CallListener` for each call, which hears of it whether or not there is an SDK.
 
-    Raises `ConfigurationError` for an unknown `semconv`.
+    Raises `ConfigurationError` for options that cannot work.
     """
 
     def __init__(
@@ -54,14 +55,17 @@ class Telemetry:
         tenants: Collection[str] | None = None,
         listener: Callable[[], CallListener] | None = None,
     ) -> None:
-        if listener is not None and (not callable(listener) or iscoroutinefunction(listener)):
+        offers(("get_tracer",), "OpenTelemetry's providers", none=True, tracer_provider=tracer_provider)
+        offers(("get_meter",), "OpenTelemetry's providers", none=True, meter_provider=meter_provider)
+        one_of(names.METRICS, semconv=semconv)
+        flag(propagate=propagate, record_tenant=record_tenant)
+        _check_labels(models=models, tenants=tenants)
+        if listener is not None and not callable(listener):
             raise ConfigurationError(
                 f"listener={listener!r}: allowed are functions that make a CallListener, and None"
             )
-        if semconv not in names.METRICS:
-            allowed = ", ".join(map(repr, names.METRICS))
-            raise ConfigurationError(f"semconv={semconv!r}: allowed are {allowed}")
-        _no_strings(models=models, tenants=tenants)
+        synchronous(listener=listener)
+        takes(0, listener=listener)
         self._tracer_provider = tracer_provider
         self._meter_provider = meter_provider
         self._all_global = tracer_provider is None and meter_provider is None
@@ -77,9 +81,9 @@ class Telemetry:
     def relabel(self, *, models: Collection[str] | None, tenants: Collection[str] | None) -> None:
         """Have other models and tenants become labels, as given at first; what was measured stays as it is.
 
-        Raises `ConfigurationError` for a string.
+        Raises `ConfigurationError` for what is no collection of names.
         """
-        _no_strings(models=models, tenants=tenants)
+        _check_labels(models=models, tenants=tenants)
         self._metrics.relabel(models=models, tenants=tenants)
 
     def begin(self) -> CallTelemetry:
@@ -135,8 +139,6 @@ class Telemetry:
             report(f"gauge {name}", error)
 
 
-def _no_strings(**given: Collection[str] | None) -> None:
-    """Refuse one name for a collection of them: each of its characters would be a name."""
-    for option, values in given.items():
-        if isinstance(values, str):
-            raise ConfigurationError(f"{option}={values!r}: a collection of names is wanted, not one string")
+def _check_labels(**values: Collection[str] | None) -> None:
+    """Raise `ConfigurationError` for anything but names; of one string each character would be one."""
+    label_values(**{option: given for option, given in values.items() if given is not None})

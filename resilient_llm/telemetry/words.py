@@ -51,7 +51,7 @@ def attempt_outcome(outcome: Outcome) -> AttemptOutcome:
         return "success"
     if outcome.timed_out:
         return "timeout"
-    if outcome.verdict is Verdict.NEUTRAL:
+    if outcome.verdict is Verdict.NEUTRAL and not outcome.retryable:
         return "cancelled"
     return "retryable" if outcome.retryable else "fatal"
 

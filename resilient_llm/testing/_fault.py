@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from ._checks import is_count, is_number
+
 _INTERRUPTIONS = (
     "reset_after_tokens",
     "cut_after_tokens",
@@ -84,18 +86,20 @@ class Fault:
     chunk_size: int | None = None
 
     def __post_init__(self) -> None:
-        if self.status is not None and not 200 <= self.status <= 599:
+        if self.status is not None and not (is_count(self.status) and 200 <= self.status <= 599):
             raise ValueError(f"status must be an HTTP status of 200 to 599, got {self.status!r}")
         for name in ("delay_headers", "delay_first_token", "token_delay"):
-            if not getattr(self, name) >= 0:
+            if not (is_number(getattr(self, name)) and getattr(self, name) >= 0):
                 raise ValueError(f"{name} must be >= 0 seconds, got {getattr(self, name)!r}")
-        if self.ping_every is not None and not 0 < self.ping_every < math.inf:
+        if self.ping_every is not None and not (
+            is_number(self.ping_every) and 0 < self.ping_every < math.inf
+        ):
             raise ValueError(f"ping_every must be > 0 seconds and finite, got {self.ping_every!r}")
         for name in (*_INTERRUPTIONS, "malformed_event_at"):
             count = getattr(self, name)
-            if count is not None and count < 0:
+            if count is not None and not (is_count(count) and count >= 0):
                 raise ValueError(f"{name} must be >= 0 tokens, got {count!r}")
-        if self.chunk_size is not None and self.chunk_size < 1:
+        if self.chunk_size is not None and not (is_count(self.chunk_size) and self.chunk_size >= 1):
             raise ValueError(f"chunk_size must be >= 1 byte, got {self.chunk_size!r}")
         self._check_contradictions()
 

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp
 
 from resilient_llm._spawn import spawn
 
+from ._checks import is_count, is_number
 from ._exchange import AppErrors, Exchange, TransportErrors
 
 
@@ -47,11 +48,11 @@ class InMemoryServer:
         client: tuple[str, int] = ("127.0.0.1", 50000),
         root_path: str = "",
     ) -> None:
-        if max_buffer < 0:
+        if not (is_count(max_buffer) and max_buffer >= 0):
             raise ValueError(f"max_buffer must be >= 0 bytes, got {max_buffer!r}")
-        if not disconnect_grace >= 0:
+        if not (is_number(disconnect_grace) and disconnect_grace >= 0):
             raise ValueError(f"disconnect_grace must be >= 0 seconds, got {disconnect_grace!r}")
-        if not connect_delay >= 0:
+        if not (is_number(connect_delay) and connect_delay >= 0):
             raise ValueError(f"connect_delay must be >= 0 seconds, got {connect_delay!r}")
         if app_errors not in get_args(AppErrors):
             raise ValueError(f"app_errors must be one of {get_args(AppErrors)}, got {app_errors!r}")

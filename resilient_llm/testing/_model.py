@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from ._checks import is_count, is_number
 from ._fault import Fault
 from ._rate_limits import RateLimits
 from ._request_log import ProviderRequest
@@ -29,7 +30,7 @@ class Latency:
 
     def __post_init__(self) -> None:
         for name in ("headers", "first_token", "per_token", "spread"):
-            if not getattr(self, name) >= 0:
+            if not (is_number(getattr(self, name)) and getattr(self, name) >= 0):
                 raise ValueError(f"{name} must be >= 0, got {getattr(self, name)!r}")
 
     def draw(self, rng: random.Random) -> Latency:
@@ -69,7 +70,7 @@ class FakeModel:
     def __post_init__(self) -> None:
         for name in ("max_concurrent", "knee"):
             value = getattr(self, name)
-            if value is not None and value < 1:
+            if value is not None and not (is_count(value) and value >= 1):
                 raise ValueError(f"{name} must be >= 1, or None, got {value!r}")
-        if not self.overload.is_answer:
+        if not (isinstance(self.overload, Fault) and self.overload.is_answer):
             raise ValueError("overload must be a Fault with a status or a body")

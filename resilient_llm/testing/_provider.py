@@ -74,6 +74,10 @@ class FakeProvider:
         wall_clock: Callable[[], float] = time.time,  # noqa: TID251 - what other clients' wall clocks show
         max_requests_kept: int | None = None,
     ) -> None:
+        if models is not None and not isinstance(models, Mapping):
+            raise ValueError(f"models must be a mapping of names to FakeModel values, got {models!r}")
+        if not isinstance(tenant_header, str):
+            raise ValueError(f"tenant_header must be a string, got {tenant_header!r}")  # noqa: TRY004 - as all options
         self._models = dict(models or {})
         self._admission = Admission(model, self._models, account_limits=account_limits, api_keys=api_keys)
         self._tenant_header = tenant_header.lower()

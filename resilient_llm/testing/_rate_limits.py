@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from ._checks import is_number
+
 Dimension: TypeAlias = Literal["requests", "tokens"]
 
 
@@ -27,9 +29,9 @@ class RateLimits:
     def __post_init__(self) -> None:
         for name in ("requests_per_minute", "tokens_per_minute"):
             value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
+            if value is not None and not (is_number(value) and 0 < value < math.inf):
                 raise ValueError(f"{name} must be > 0, or None for no limit, got {value!r}")
-        if not 0 < self.window < math.inf:
+        if not (is_number(self.window) and 0 < self.window < math.inf):
             raise ValueError(f"window must be > 0 seconds, got {self.window!r}")
 
 

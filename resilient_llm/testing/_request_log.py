@@ -8,6 +8,7 @@ from typing import Literal
 
 import anyio
 
+from ._checks import is_count
 from ._fault import OK, Fault
 
 
@@ -67,7 +68,7 @@ class RequestLog:
     """The requests of one provider: those kept, and counts of all."""
 
     def __init__(self, max_kept: int | None) -> None:
-        if max_kept is not None and max_kept < 0:
+        if max_kept is not None and not (is_count(max_kept) and max_kept >= 0):
             raise ValueError(f"max_requests_kept must be >= 0, got {max_kept!r}")
         self.requests: list[ProviderRequest] = []
         self.total = 0

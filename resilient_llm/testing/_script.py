@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
+from ._checks import is_number
 from ._fault import OK, Fault
 from ._request_log import ProviderRequest
 
@@ -25,7 +26,7 @@ def steps(faults: Iterable[Fault]) -> Script:
 def flapping(*, up: float, down: float, fault: Fault = Fault(status=503)) -> Script:  # noqa: B008 - immutable
     """Serve for `up` seconds, then show `fault` for `down` seconds, and so on, from the first request on."""
     for name, value in (("up", up), ("down", down)):
-        if not value > 0:
+        if not (is_number(value) and value > 0):
             raise ValueError(f"{name} must be > 0 seconds, got {value!r}")
     start: float | None = None
 
@@ -40,9 +41,9 @@ def flapping(*, up: float, down: float, fault: Fault = Fault(status=503)) -> Scr
 def random_faults(chances: Iterable[tuple[float, Fault]], *, rng: random.Random) -> Script:
     """Show each fault with its probability, none otherwise; one draw from `rng` a request."""
     table = [(probability, checked(fault)) for probability, fault in chances]
-    total = sum(probability for probability, _ in table)
-    if any(not probability >= 0 for probability, _ in table) or total > 1 + 1e-9:
-        raise ValueError(f"probabilities must be >= 0 and add up to at most 1, got {[p for p, _ in table]}")
+    probabilities = [probability for probability, _ in table]
+    if not all(is_number(one) and one >= 0 for one in probabilities) or sum(probabilities) > 1 + 1e-9:
+        raise ValueError(f"probabilities must be >= 0 and add up to at most 1, got {probabilities}")
 
     def choose(_request: ProviderRequest) -> Fault:
         draw = rng.random()

@@ -19,6 +19,8 @@ from typing import Any, Literal, TypeVar, TypeVarTuple, Unpack
 
 import anyio
 
+from ._checks import is_number
+
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 Ready = list[tuple[selectors.SelectorKey, int]]
@@ -47,7 +49,7 @@ class VirtualClockEventLoop(asyncio.SelectorEventLoop):
         self._watched = _JumpingSelector(self._wait)
         super().__init__(self._watched)
         self._set_time(0.0)
-        if not patience >= 0:
+        if not (is_number(patience) and patience >= 0):
             self.close()
             raise ValueError(f"patience must be >= 0 seconds, got {patience!r}")
 

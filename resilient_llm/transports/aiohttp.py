@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import io
 import re
+import ssl as tls
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -15,7 +16,8 @@ from weakref import WeakSet
 
 import aiohttp
 
-from resilient_llm.errors import ConfigurationError, EventLoopError
+from resilient_llm._options import instance_of, seconds
+from resilient_llm.errors import EventLoopError
 from resilient_llm.message import Headers, Reply, Request
 from resilient_llm.streams import BufferedStream, LibraryErrors
 from resilient_llm.transports import failures
@@ -25,8 +27,6 @@ from resilient_llm.transports.request_head import Upload, check_head, length_of,
 from resilient_llm.transports.stale import may_be_done_twice
 
 if TYPE_CHECKING:
-    import ssl as tls
-
     from yarl import URL
 
 __all__ = ["AiohttpTransport", "Connector", "LocalProtocolError", "upload"]
@@ -62,9 +62,8 @@ class AiohttpTransport:
     ) -> None:
         if session is not None and not isinstance(session, aiohttp.ClientSession):
             raise TypeError(f"session must be an aiohttp.ClientSession, not {session!r}")
-        for name, value in (("connect_timeout", connect_timeout), ("keepalive", keepalive)):
-            if not value > 0:
-                raise ConfigurationError(f"{name}={value!r}: must be seconds above 0")
+        instance_of(tls.SSLContext, none=True, ssl=ssl)
+        seconds(connect_timeout=connect_timeout, keepalive=keepalive, infinite=True)
         self._given = session
         self._ssl = ssl
         self._timeout = aiohttp.ClientTimeout(total=None, connect=connect_timeout)

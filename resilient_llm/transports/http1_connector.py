@@ -6,6 +6,8 @@ What goes over a connection is known elsewhere.
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 import socket
 import ssl as tls
 from collections.abc import Sequence
@@ -16,8 +18,11 @@ import aiohappyeyeballs
 
 from resilient_llm.transports.failures import ConnectError, ConnectTimeoutError
 from resilient_llm.transports.http1_connection import Connection
+from resilient_llm.transports.open_files import is_lack_of_files, limit_of_files
 
 __all__ = ["Connector"]
+
+logger = logging.getLogger("resilient_llm")
 
 _HEAD_START = 0.25
 """Seconds until the next address is tried as well (RFC 8305, 5)."""
@@ -26,6 +31,9 @@ _REMEMBERED = 10.0
 """Seconds for which the addresses of a host are remembered: not every connection of a burst has to ask."""
 
 _MAX_HOSTS = 1024
+
+_QUIET = 60.0
+"""Seconds in which it is said once that there are no descriptors: calls fail by the thousand then."""
 
 Addresses: TypeAlias = "Sequence[aiohappyeyeballs.AddrInfoType]"
 
@@ -44,6 +52,7 @@ class Connector:
         self._ssl = ssl
         self._timeout = timeout
         self._known: dict[tuple[str, int], tuple[float, Addresses]] = {}
+        self._warned = -math.inf
 
     async def connect(self, connection: Connection) -> None:
         """Connect `connection` to its origin; raises `ConnectError` and `ConnectTimeoutError`.
@@ -61,10 +70,24 @@ class Connector:
                 raise ConnectTimeoutError(
                     f"{host}:{port}: no connection after {self._timeout:g} seconds"
                 ) from error
+            if is_lack_of_files(error):
+                self._warn(error)
             # aiohappyeyeballs and names that are none have these beside the system's errors.
             if isinstance(error, OSError | RuntimeError | UnicodeError):
                 raise ConnectError(f"{host}:{port}: {error}") from error
             raise
+
+    def _warn(self, error: BaseException) -> None:
+        """Tell whoever can mend it, now and then."""
+        if self._loop.time() - self._warned < _QUIET:
+            return
+        self._warned = self._loop.time()
+        limit = limit_of_files()
+        logger.error(
+            "no connection can be opened: %s (ulimit -n is %s); allow more, or let fewer calls in at a time",
+            getattr(error, "strerror", error),
+            "unlimited" if limit is None else limit,
+        )
 
     async def _connect(self, connection: Connection) -> None:
         origin = connection.origin

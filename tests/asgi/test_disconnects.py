@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from resilient_llm import Bulkhead, CircuitOpenError, Deadline
 from resilient_llm.asgi import ResilienceMiddleware
-from resilient_llm.outcome import CANCELLED
+from resilient_llm.outcome import CANCELLED, Verdict
 from tests.asgi.doubles import Spy
 from tests.asgi.server import TENANT, ClientGoneError, Connection, read_body, respond
 
@@ -450,3 +450,53 @@ async def test_under_base_http_middleware_an_answered_call_is_no_cancelled_one()
     assert connection.status == 200
     [(_, outcome)] = guarded.spy.outcomes
     assert outcome.ok
+
+
+async def fails_to_clean_up(scope: Scope, receive: Receive, send: Send) -> None:
+    """Have two tasks, one of which fails as soon as it is cancelled."""
+
+    async def work() -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            raise LookupError("no database")
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(work)
+        await anyio.sleep_forever()
+
+
+async def test_what_fails_beside_the_cancelled_handler_leaves_without_its_cancellation() -> None:
+    guarded = Guarded(fails_to_clean_up)
+    connection = await leave(Connection(), guarded.app, after=1)
+    assert isinstance(
+        connection.error, ExceptionGroup
+    )  # with the cancellation in it, it would end a server on trio
+    assert [str(error) for error in connection.error.exceptions] == ["no database"]
+    guarded.assert_cancelled()
+
+
+async def test_a_server_that_cancels_the_request_gets_its_own_cancellation_back() -> None:
+    guarded = Guarded(fails_to_clean_up)
+    connection = Connection()
+    with pytest.raises(ExceptionGroup) as raised, anyio.move_on_after(1) as scope:
+        await guarded.app(connection.scope, connection.receive, connection.send)
+    assert scope.cancel_called
+    assert [str(error) for error in raised.value.exceptions] == ["no database"]
+    assert (guarded.bulkhead.in_use(), len(guarded.spy.outcomes)) == (0, 1)
+
+
+@pytest.mark.parametrize("spec_version", ["2.3", "2.4"])
+async def test_a_client_that_leaves_while_the_last_of_it_is_sent_is_no_failure(spec_version: str) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        connection.stalled = True
+        await send({"type": "http.response.body", "body": b"all of it"})
+
+    guarded = Guarded(app)
+    connection = Connection(spec_version=spec_version)
+    await leave(connection, guarded.app, after=1)
+    assert type(connection.error) is (ClientGoneError if spec_version == "2.4" else type(None))
+    assert [outcome.verdict for _, outcome in guarded.spy.outcomes] == [
+        Verdict.NEUTRAL if spec_version == "2.4" else Verdict.SUCCESS
+    ]

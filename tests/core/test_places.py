@@ -84,7 +84,7 @@ def test_who_makes_way_in_a_waiting_room(arrivals: list[tuple[str, int, str]]) -
     waiting, checked = room(), Checked()
     for number, (tenant, priority, then) in enumerate(arrivals):
         now = float(number)
-        full = waiting.is_full(tenant)
+        full = waiting.is_full(tenant, now)
         ticket = waiting.push(tenant, now, priority=priority)
         assert (ticket is None) == full
         checked.came(tenant, ticket, waiting.take_displaced())

@@ -393,3 +393,51 @@ def test_an_event_looks_at_those_lanes_only_that_can_be_served(
     queue.go_on(40.0)
     assert len(queue.served) == 300
     assert looks < 4 * 300
+
+
+def test_whose_time_is_up_goes_wherever_it_stands() -> None:
+    queue, bucket = Queue(max_queued=2), empty()
+    queue.push("a0", (bucket, 9.0))
+    queue.push("a1", (bucket, 1.0), patience=5)
+    assert not queue.queue.is_behind(4.9)
+    assert queue.queue.is_behind(5.0), "before anybody is refused for want of a place"
+    queue.note(queue.queue.advance(5.0))
+    assert (queue.served, queue.expired) == ([], ["a1"])
+    queue.now = 5.0
+    queue.push("a2", (bucket, 1.0))
+    queue.go_on(20.0)
+    assert queue.served == ["a0", "a2"]
+
+
+def test_one_that_is_to_be_served_at_once_needs_no_place() -> None:
+    queue, dry, full = Queue(max_queued=1), empty(), TokenBucket(10.0, 1.0, 0.0)
+    queue.push("a0", (dry, 5.0), lane="x")
+    reservation = Reservation([(full, 1.0)])
+    assert queue.queue.push("y", "b", reservation, 0.0, cost=1.0) is None
+    ticket = queue.queue.push("y", "b", reservation, 0.0, cost=1.0, at_once=True)
+    assert ticket is not None
+    assert queue.queue.advance(0.0) == [ticket]
+    assert len(queue.queue) == 1
+
+
+def test_who_is_before_a_call_and_for_what_it_waits_is_said() -> None:
+    queue, account, plenty = Queue(), empty(), TokenBucket(100.0, 10.0, 0.0)
+    queue.push("a0", (plenty, 1.0), (account, 6.0), lane="x")
+    queue.go_on(4.0)
+    in_lane = queue.queue.delay_by_others("x", "b", Reservation([(plenty, 1.0), (account, 2.0)]), 4.0, 0)
+    assert in_lane.seconds == pytest.approx(4.0), "6 for the other and 2 of its own, of which 4 are there"
+    in_another = queue.queue.delay_by_others("y", "b", Reservation([(plenty, 1.0), (account, 2.0)]), 4.0, 0)
+    assert in_another.seconds == pytest.approx(2.0), "nobody at all is served before"
+    assert (in_lane.charge, in_another.charge) == (1, 1)
+    assert queue.queue.delay_by_others("y", "b", Reservation([(plenty, 200.0)]), 4.0, 0) == (2.0, 0)
+
+
+def test_a_call_that_counts_for_nothing_is_served_in_turn_and_costs_its_tenant_nothing() -> None:
+    queue, bucket = Queue(), empty()
+    again = queue.queue.push("", "a", Reservation([(bucket, 5.0)]), 0.0, cost=0.0)
+    assert again is not None
+    queue.names[again] = "a0"
+    for name, amount in [("b0", 3.0), ("a1", 5.0), ("b1", 3.0)]:
+        queue.push(name, (bucket, amount))
+    queue.go_on(20.0)
+    assert queue.served == ["a0", "b0", "a1", "b1"], "else it would be b's turn again before a's"

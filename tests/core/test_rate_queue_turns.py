@@ -290,3 +290,36 @@ def test_newcomers_without_end_do_not_pass_by_one_who_was_served_before() -> Non
         line.come(f"n{number}.0")
         line.wait(1.0)
     assert "b.1" in line.served[: 2 * 4 + 1]
+
+
+def test_a_lane_is_in_turn_again_when_a_tenant_comes_back_to_it_that_was_served_less() -> None:
+    line = Line()
+    line.models["z"] = TokenBucket(1.0, 1e-6, 0.0)
+    line.models["z"].take(1.0, 0.0)
+    line.come("a.0", lane="z")  # waits for ever, so that a is known
+    for name, lane, amount in [("c.0", "x", 10.0), ("c.1", "x", 10.0), ("b.0", "y", 5.0), ("b.1", "y", 5.0)]:
+        line.come(name, lane=lane, amount=amount)
+    line.wait(15.0)
+    assert line.served == ["c.0", "b.0"]
+    gone = line.come("a.1", lane="x")
+    assert gone is not None
+    line.leave(gone)
+    line.come("a.2", lane="x")
+    line.wait(10.0)
+    assert line.served[2:] == ["a.2", "b.1"]
+
+
+def test_who_waits_in_several_lanes_is_served_where_nobody_is_before_it() -> None:
+    """In the other lane its turn would be used by another tenant, which was served more."""
+    line = Line()
+    line.models["z"] = TokenBucket(1.0, 1e-6, 0.0)
+    line.models["z"].take(1.0, 0.0)
+    line.come("a.0", lane="z")  # waits for ever, so that a is known
+    for name, lane in [("b.0", "y"), ("c.0", "x"), ("b.1", "y")]:
+        line.come(name, lane=lane, amount=5.0)
+    line.wait(10.0)
+    assert line.served == ["b.0", "c.0"]
+    for name, lane in [("a.1", "y"), ("a.2", "x"), ("a.3", "x")]:  # behind b.1, and behind nobody
+        line.come(name, lane=lane)
+    line.wait(10.0)
+    assert line.served[2:] == ["a.2", "a.3", "b.1", "a.1"]

@@ -33,6 +33,11 @@ def first_of(tickets: list[Ticket[str]], tenant: str) -> Ticket[str]:
     return min(own, key=lambda ticket: ticket.enqueued_at - AGEING * ticket.priority)
 
 
+def _is_full(tickets: list[Ticket[str]], tenant: str) -> bool:
+    own = sum(ticket.tenant == tenant for ticket in tickets)
+    return len(tickets) == MAX_QUEUED or own == MAX_QUEUED_PER_TENANT
+
+
 class WaitingMachine(RuleBasedStateMachine):
     """What both machines share: time, and a list of who waits, in order of arrival."""
 
@@ -59,8 +64,16 @@ class WaitingMachine(RuleBasedStateMachine):
         return [ticket for ticket in self.waiting if ticket.deadline > self.now]
 
     def full_for(self, tenant: str) -> bool:
-        own = sum(ticket.tenant == tenant for ticket in self.waiting)
-        return len(self.waiting) == MAX_QUEUED or own == MAX_QUEUED_PER_TENANT
+        """Tell whether there is no place, not even that of somebody whose time is up."""
+        return _is_full(self.waiting, tenant) and _is_full(self.alive(), tenant)
+
+    def dropped(self, tenant: str) -> None:
+        """See who was dropped, where that was to make room for one of a tenant's who has not been let in yet."""
+        crowded = _is_full(self.waiting, tenant)
+        for ticket in self.room.take_expired():
+            assert crowded, "nobody is dropped while there are places"
+            self.expired(ticket)
+        assert not crowded or self.waiting == self.alive()
 
     @rule(seconds=st.sampled_from([0.5, 1.0, 4.0]))
     def time_passes(self, seconds: float) -> None:
@@ -105,8 +118,10 @@ class RoomMachine(WaitingMachine):
         full = self.full_for(tenant)
         ticket = self.room.push(tenant, self.now, cost=cost, priority=priority, deadline=self.now + patience)
         assert (ticket is None) == full
+        self.dropped(tenant)
         if ticket is not None:
             self.arrived(ticket)
+        self.settle_model()
 
     @rule()
     def head(self) -> None:
@@ -209,6 +224,8 @@ class SlotsMachine(WaitingMachine):
         got = self.slots.acquire(tenant, self.now, cost=cost, priority=priority, deadline=self.now + patience)
         assert (got is AcquireResult.GRANTED) == free
         assert (got is AcquireResult.REFUSED) == (full and not free)
+        if not free:
+            self.dropped(tenant)
         if got is AcquireResult.GRANTED:
             assert not [ticket for ticket in self.alive() if ticket.tenant == tenant], "barged past its own"
             self.holders.append(tenant)

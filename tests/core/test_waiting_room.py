@@ -469,9 +469,9 @@ def test_the_room_is_bounded_in_all_and_by_tenant() -> None:
     assert [room.push("b", 0.0) is not None for _ in range(3)] == [True, True, False]
     assert (len(room), room.depth("a"), room.depth("b"), room.depth("c")) == (5, 3, 2, 0)
     assert room.depths() == {"a": 3, "b": 2}
-    assert [room.is_full(tenant) for tenant in "abc"] == [True, True, True]
+    assert [room.is_full(tenant, 0.0) for tenant in "abc"] == [True, True, True]
     assert serve(room) is not None
-    assert [room.is_full(tenant) for tenant in "abc"] == [False, False, False]
+    assert [room.is_full(tenant, 0.0) for tenant in "abc"] == [False, False, False]
     assert WaitingRoom[str](0).push("a", 0.0) is None
 
 

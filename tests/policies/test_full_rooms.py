@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
@@ -21,6 +22,7 @@ from resilient_llm import (
     RateLimitedError,
     RejectedError,
 )
+from resilient_llm.stores import MemoryStore
 from tests.policies.rate_limiting import Answers, refusals, together
 from tests.support import Door
 
@@ -161,3 +163,31 @@ async def test_so_it_is_with_slots(policy: Bulkhead | ConcurrencyLimit, error: t
     assert [isinstance(result, error) for result in results] == [False, False, True], "half of the places"
     assert sorted(provider.tenants) == sorted("nnnqq")
     assert (policy.in_use(), policy.queued()) == (0, 0)
+
+
+ONE_AND_A_PLACE: list[Callable[[], Policy]] = [
+    lambda: Bulkhead(max_concurrent=1, max_queued=1, max_wait=1),
+    lambda: Bulkhead(max_concurrent=1, max_queued=1, max_wait=1, store=MemoryStore()),
+    lambda: ConcurrencyLimit(initial=1, max=1, max_queued=1, max_wait=1),
+]
+
+
+@pytest.mark.parametrize("make", ONE_AND_A_PLACE, ids=["bulkhead", "stored", "concurrency"])
+async def test_who_has_run_out_of_time_takes_nobody_s_place(make: Callable[[], Policy]) -> None:
+    """Which of two an event loop comes to first, that one's time is up or that another comes, is a matter of chance."""
+    doors = [Door(make(), provider=Answers(duration=1.5)) for _ in range(12)]
+
+    async def call(door: Door, second: int) -> None:
+        await anyio.sleep(second)
+        with suppress(RejectedError):
+            await door()
+
+    async with anyio.create_task_group() as group:
+        for door in doors:
+            for second in (
+                0,
+                0,
+                1,
+            ):  # one runs, one gives up after a second, and one waits for the other half
+                group.start_soon(call, door, second)
+    assert [door.calls[-1].wait_time for door in doors] == pytest.approx([0.5] * 12)

@@ -42,11 +42,11 @@ async def _app(*_: object) -> None:
 
 
 def _guard(**options: Any) -> ResilienceMiddleware:
-    return ResilienceMiddleware(_app, tenant=None, **options)
+    return ResilienceMiddleware(**{"app": _app, "tenant": None, **options})
 
 
 def _llm(**options: Any) -> LLMMiddleware:
-    return LLMMiddleware(_app, **options)
+    return LLMMiddleware(**{"app": _app, **options})
 
 
 @pytest.mark.parametrize("make", [_bulkhead, ConcurrencyLimit, CircuitBreaker])
@@ -55,6 +55,14 @@ def test_dry_run_is_true_or_false(make: Callable[..., object], wrong: object) ->
     with pytest.raises(ConfigurationError, match=r"dry_run=.*: allowed are True and False"):
         make(dry_run=wrong)
 
+
+_WRONG_PROFILES: list[dict[str, Any]] = [
+    {"provider": 5},
+    {"operation": ""},
+    {"model": b"gpt-4o"},
+    {"stream": "no"},
+    {"repeat_safe": 0},
+]
 
 _WRONG: list[tuple[Callable[..., object], str, Sequence[object]]] = [
     (_bulkhead, "max_wait", (HUGE, "1", math.nan, True)),
@@ -86,7 +94,12 @@ _WRONG: list[tuple[Callable[..., object], str, Sequence[object]]] = [
     (Pipeline, "handler", (5, "x")),
     (Pipeline, "door", ("http", None, [])),
     (Pipeline, "telemetry", ("x", 5, Telemetry)),
-    (Pipeline, "profile", (None, "openai", Profile)),
+    (Pipeline, "policies", ([lambda: None], [lambda _call: None])),
+    (
+        Pipeline,
+        "profile",
+        (None, "openai", Profile, *(Profile(**one) for one in _WRONG_PROFILES)),
+    ),
     (Pipeline, "max_threads", ("x", None, 0, 1.5, True)),
     (Pipeline, "classify_error", (None, "x")),
     (Pipeline, "classify_result", (5, "x")),
@@ -100,12 +113,15 @@ _WRONG: list[tuple[Callable[..., object], str, Sequence[object]]] = [
     (_guard, "name", ("", None)),
     (_guard, "tenant_timeout", ("1", None, 0)),
     (_guard, "max_buffered_body", ("1", 0, None)),
-    (_guard, "known_tenants", ("acme", 5)),
-    (_llm, "state_name", (None, 5, "no name")),
+    (_guard, "known_tenants", ("acme", 5, [1], {1: "acme"}, ["acme", ""], lambda: True)),
+    (_guard, "tenant", (5, [], lambda: "acme", lambda _scope, _more: "acme")),
+    (_guard, "app", (5, None, "app", lambda _scope: None)),
+    (_llm, "app", (5, None, "app", lambda _scope: None)),
+    (_llm, "state_name", (None, 5, "no name", "class", "None")),
     (_llm, "policies", (None, "retry", [5])),
     (_llm, "telemetry", ("x", Telemetry)),
     (_llm, "name", ("", None)),
-    (_llm, "client", (5, "x")),
+    (_llm, "client", (5, "x", lambda: 1, lambda _transport, _more: 1, Telemetry)),
     (_llm, "library", (None, [], "requests")),
     (_llm, "on_rejection", (None, [], "ignore")),
     *(
@@ -155,3 +171,20 @@ _WRONG_AMBIENT: dict[str, Sequence[object]] = {
 def test_so_does_ambient(option: str, wrong: Any) -> None:
     with pytest.raises(ConfigurationError, match=f"^{option}="), ambient(**{option: wrong}):
         pass
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda: 1, r"client=.*can be called with one argument: too many positional arguments"),
+        (lambda _transport, _more: 1, r"client=.*one argument: missing a required argument: '_more'"),
+    ],
+)
+def test_a_function_of_other_arguments_is_told_which(wrong: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        _llm(client=wrong)
+
+
+@pytest.mark.parametrize("right", [max, print, dict, lambda *_: None, lambda a, b=None: b])
+def test_what_may_be_called_so_is_let_be(right: Any) -> None:
+    _llm(client=right)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,7 +18,7 @@ from resilient_llm.core.shared_rate import RateCharge, RateDecision
 from resilient_llm.stores import MemoryStore
 from resilient_llm.stores.memory import MemoryRates
 from resilient_llm.telemetry import CallListener
-from tests.policies.rate_limiting import Answers, refusals, together
+from tests.policies.rate_limiting import Answer, Answers, by_body, refusals, together
 from tests.support import Door
 
 pytestmark = pytest.mark.anyio
@@ -182,3 +183,150 @@ async def test_who_would_wait_too_long_hears_what_allows_no_more(stored: bool) -
     with pytest.raises(RateLimitedError, match=r"that takes 10 s, more than its deadline leaves it"):
         await door(deadline=anyio.current_time() + 1)
     assert math.isclose(limit.levels(door.calls[0])[0].remaining, 0.0, abs_tol=1e-6)
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["here", "stored"])
+async def test_who_comes_when_another_is_due_finds_its_place(stored: bool) -> None:
+    """Which of the two an event loop comes to first is a matter of chance."""
+    doors = [
+        Door(RateLimit(**ONE_A_SECOND, max_queued=1, store=store_or_none(stored)), provider=Answers())
+        for _ in range(12)
+    ]
+
+    async def one_a_second(door: Door, second: int) -> None:
+        await anyio.sleep(second)
+        await door()
+
+    async with anyio.create_task_group() as group:
+        for door in doors:
+            for second in (0, 0, 1, 2):
+                group.start_soon(one_a_second, door, second)
+    assert anyio.current_time() == pytest.approx(3, abs=1e-3)
+
+
+async def test_who_needs_no_place_is_not_refused_for_want_of_one() -> None:
+    """Those who have all the places wait for limits that it does not draw on."""
+    limits = [
+        Limit(key="tenant", **ONE_A_SECOND),
+        Limit(key="model", **ONE_A_SECOND),
+        Limit(key=None, requests_per_minute=600),
+    ]
+    answers = Answers()
+    limit = RateLimit(limits=limits, max_queued=1, max_queued_total=2)
+    door = Door(limit, provider=answers)
+    calls = [("a", "x"), ("a", "y"), ("b", "x"), ("c", "z")]  # the second waits, and the third
+    results = await together([partial(door, tenant=tenant, model=model) for tenant, model in calls])
+    assert not refusals(results)
+    assert answers.tenants in {"acab", "acba"}
+    assert answers.times == pytest.approx([0, 0, 1, 1])
+
+
+async def test_a_tenant_that_needs_no_place_is_not_refused_since_it_has_none_left() -> None:
+    answers = Answers()
+    limit = RateLimit(limits=[Limit(key="model", **ONE_A_SECOND)], max_queued=1)
+    door = Door(limit, provider=answers)
+    results = await together([partial(door, tenant="a", model=model) for model in "xxyxy"])
+    assert [str(error.limit) for error in refusals(results)] == ["requests of model"] * 2
+    assert [attempt.model for _, attempt in answers.attempts] == ["x", "y", "x"]
+    assert limit.queued() == 0
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["here", "stored"])
+async def test_who_finds_no_place_since_others_have_it_hears_what_they_wait_for(stored: bool) -> None:
+    limits = [Limit(key="tenant", requests_per_minute=60), Limit(key=None, requests_per_minute=6, window=10)]
+    limit = RateLimit(limits=limits, max_queued_total=1, store=store_or_none(stored))
+    door = Door(limit, provider=Answers())
+    await door(tenant="a")
+    async with anyio.create_task_group() as group:
+        group.start_soon(partial(door, tenant="a"))
+        await anyio.sleep(4)
+        with pytest.raises(RateLimitedError, match=r"max_queued_total=1") as refused:
+            await door(tenant="b")
+    assert refused.value.limit == "requests of account"
+    assert refused.value.retry_after == pytest.approx(16, abs=1e-3), "6 s until a's is served, and 10 more"
+
+
+async def test_who_has_waited_for_others_in_vain_hears_what_for() -> None:
+    limits = [Limit(key="tenant", requests_per_minute=60), Limit(key=None, tokens_per_minute=60, window=10)]
+    limit = RateLimit(limits=limits, weights={"a": 1e6}, max_wait=25, estimate=by_body)
+    door = Door(limit, provider=Answers())
+
+    async def again_and_again() -> None:
+        while True:
+            await door(tenant="a", body=b"10")
+
+    async with anyio.create_task_group() as group:
+        for _ in range(2):
+            group.start_soon(again_and_again)
+        await anyio.sleep(0.5)
+        await door(tenant="b", body=b"1")  # when a has been served once, and b owes for it as long as a waits
+        assert anyio.current_time() == pytest.approx(11)
+        with pytest.raises(RateLimitedError, match="others come first") as refused:
+            await door(tenant="b", body=b"1")
+        group.cancel_scope.cancel()
+    error = refused.value
+    assert error.limit == "tokens of account"
+    assert error.remaining >= 1, "there would be enough for it, were it alone"
+    assert error.retry_after == pytest.approx(6, abs=1e-3), "what a waits for from 31 to 41, and a token more"
+
+
+async def test_nobody_is_told_to_come_back_at_once() -> None:
+    """Whatever a call is refused for: some limits at random, in which many wait for few places."""
+    draw = random.Random(1)
+    limits = [
+        Limit(key="tenant", tokens_per_minute=600, window=2),
+        Limit(key="model", requests_per_minute=6_000, window=1),  # never short
+        Limit(key=None, tokens_per_minute=1_200, window=2),
+    ]
+    limit = RateLimit(
+        limits=limits, max_wait=3, max_queued=4, max_queued_total=10, estimate=by_body, weights={"a": 50.0}
+    )
+    door = Door(limit, provider=Answers())
+    refused: list[RateLimitedError] = []
+
+    async def call() -> None:
+        body = str(draw.choice([1, 1, 2, 5, 15, 20])).encode()
+        try:
+            await door(tenant=draw.choice("aabcde"), model=draw.choice("xxy"), body=body)
+        except RateLimitedError as error:
+            refused.append(error)
+
+    async with anyio.create_task_group() as group:
+        for _ in range(800):
+            await anyio.sleep(draw.expovariate(10))
+            group.start_soon(call)
+    assert len(refused) > 50
+    assert {error.limit for error in refused} == {"tokens of tenant", "tokens of account"}
+    assert all(error.retry_after for error in refused)
+
+
+async def test_a_dry_run_counts_those_who_would_wait_now() -> None:
+    told: list[str] = []
+
+    class Listens(CallListener):
+        def rejected(self, _call: Any, error: Exception, *, dry_run: bool = False) -> None:
+            assert dry_run
+            told.append(str(error))
+
+    limit = RateLimit(**ONE_A_SECOND, max_wait=2, dry_run=True)
+    door = Door(limit, provider=Answers(), telemetry=Telemetry(listener=Listens))
+    await together([door] * 4)
+    await anyio.sleep(1)
+    await door(deadline=anyio.current_time() + 0.5)
+    assert [f"{number} calls wait" in why for number, why in zip((2, 1), told, strict=True)] == [True, True]
+
+
+async def test_who_is_held_up_by_nobody_is_not_told_of_others() -> None:
+    """The provider has said meanwhile that it gives nothing for another half a minute."""
+    headers = [(b"x-ratelimit-remaining-requests", b"0"), (b"x-ratelimit-reset-requests", b"30s")]
+    answers = Answers(Answer(duration=1.0, headers=headers))
+    limit = RateLimit(key="target", requests_per_minute=6, window=20, max_wait=12)
+    door = Door(limit, provider=answers)
+    async with anyio.create_task_group() as group:
+        for _ in range(2):
+            group.start_soon(door)
+        await anyio.sleep(0.5)
+        with pytest.raises(RateLimitedError, match=r"that takes 21 s, more than max_wait=12") as refused:
+            await door()  # it would have been 9.5 s
+    assert "others" not in str(refused.value)
+    assert refused.value.retry_after == pytest.approx(21, abs=1e-3)

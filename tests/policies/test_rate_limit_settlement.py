@@ -37,6 +37,7 @@ pytestmark = pytest.mark.anyio
 AMBIGUOUS = replace(FAILURE, ambiguous=True)
 NOT_CONNECTED = Outcome(verdict=Verdict.FAILURE, error_type="connect_error", retryable=True)
 LOST = Outcome(verdict=Verdict.FAILURE, error_type="read_error", retryable=True, ambiguous=True)
+OUT_OF_FILES = Outcome(verdict=Verdict.NEUTRAL, scope=Scope.LOCAL, error_type="too_many_open_files")
 NO_CONNECTION_FREE = Outcome(verdict=Verdict.NEUTRAL, scope=Scope.LOCAL, error_type="pool_timeout")
 
 
@@ -71,6 +72,7 @@ def left(limit: RateLimit, door: Door) -> tuple[int, int]:
         pytest.param(Answer(outcome=LOST), 1, 400, id="connection lost"),
         pytest.param(Answer(outcome=NOT_CONNECTED), 0, 0, id="never connected"),
         pytest.param(Answer(outcome=NO_CONNECTION_FREE), 0, 0, id="no connection free"),
+        pytest.param(Answer(outcome=OUT_OF_FILES), 0, 0, id="no descriptor free"),
     ],
 )
 @pytest.mark.parametrize("marks_sent", [True, False], ids=["door says when it sends", "door does not say"])

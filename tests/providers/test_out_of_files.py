@@ -46,5 +46,6 @@ def outcome_of(error: Exception) -> Outcome:
 def test_it_is_ours_and_not_the_target_s(make: Callable[[int], Exception], number: int) -> None:
     outcome = outcome_of(make(number))
     assert (outcome.verdict, outcome.scope, outcome.retryable) == (Verdict.NEUTRAL, Scope.LOCAL, True)
+    assert (outcome.error_type, outcome.timed_out) == ("too_many_open_files", False)
     refused = outcome_of(make(errno.ECONNREFUSED))
     assert (refused.verdict, refused.error_type) == (Verdict.FAILURE, "connect_error")

@@ -49,6 +49,12 @@ class Watched:
     def outlet(self) -> None:
         return None
 
+    def is_behind(self) -> bool:
+        return False
+
+    async def taken(self) -> bool:
+        return True
+
 
 class MemoryEngine:
     """Send requests to an ASGI app in memory, on either event loop."""

@@ -530,6 +530,88 @@ def test_all_problems_are_told_at_once_in_order() -> None:
     assert [line.split(":")[1] for line in str(refused.value).splitlines()] == ["3", "5", "7"]
 
 
+FAULTY = """\
+[server]
+host = "not a host"
+[retry]
+max_attempts = 0
+[hedge]
+delay = 1
+quantile = 2.0
+[targets.main]
+url = "ftp://x"
+[targets.typo]
+url = "http://localhost/v1"
+wieght = 1
+[targets.keyless]
+preset = "openai"
+api_key_env = "NOT_SET"
+[targets.spare]
+preset = "azure"
+[models.fast]
+targets = ["main", "mian"]
+[models.slow]
+targets = ["typo"]
+fallbacks = ["fast", "fsat"]
+[tenants.acme]
+key_env = "acme's key"
+[tenants.globex]
+key_env = "NOT_SET_EITHER"
+[tenants.initech]
+key_sha256 = "{hash}"
+models = ["fast", "slwo"]
+[canary.new]
+model = "fast"
+candidate = "slow"
+steps = [0.5, 0.1]
+[budget]
+usd_per_day = -1
+[telemetry]
+otlp_endpoint = "nowhere"
+"""
+
+
+def test_every_fault_of_a_file_is_told_in_one_run(tmp_path: Path) -> None:
+    file = tmp_path / "g.toml"
+    text = FAULTY.replace("{hash}", OF_A_KEY)
+    file.write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        check(file, {})
+    told = str(refused.value).splitlines()
+    wrong = [
+        "host = ", "max_attempts", "quantile", "ftp://", "wieght", '"NOT_SET"', "[targets.spare]", '"mian"', '"fsat"',
+        "acme's key", "NOT_SET_EITHER", '"slwo"', "steps", "-1", "nowhere",
+    ]  # fmt: skip
+    lines = text.splitlines()
+    expected = [next(number for number, line in enumerate(lines, 1) if one in line) for one in wrong]
+    assert sorted(set(expected)) == sorted({int(line.split(":")[1]) for line in told}), "\n".join(told)
+    assert len(told) == len(set(told))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        TARGET + "wieght = 1\n[server]\nhost = '0.0.0.0'\n[tenants.a]\nkey_env = 'not a name'\n",
+        TARGET + "wieght = 1\n[routing]\ndefault = 'm'\n[models.m]\ntargets = ['main', 'main/x']\n",
+        TARGET + "[server]\nport = -1\n[admin]\nport = 8080\n",
+        TARGET + "[admin]\nhost = '0.0.0.0'\ntoken_env = 'NOT_SET'\n",
+        TARGET + "[server]\nhost = '0.0.0.0'\n[tenents.a]\nkey_env = 'KEY'\n",
+        TARGET + "[models.m]\ntargets = 1\n[tiers.t]\ntiers = [{model = 'm'}]\n[canary.c]\nmodel = 'm'\n"
+        "candidate = 'n'\n[models.n]\ntargets = 'main'\n",
+        TARGET + "[models.m]\ntargets = 'main'\n[tiers.t]\ntiers = [{model = 'x'}]\n"
+        "[tenants.a]\nkey_env = 'KEY'\nmodels = ['t']\n",
+        "models = 1\n" + TARGET + "[routing]\ndefault = 'm'\n",
+        "not TOML",
+    ],
+)  # fmt: skip
+def test_one_fault_makes_no_others(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "g.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        check(file, {"KEY": "a-key-of-some-tenant"})
+    assert len(refused.value.problems) == (2 if "not a name" in text else 1), str(refused.value)
+
+
 def test_five_lines_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     file = EXAMPLES / "five_lines.toml"
     assert len(file.read_text().splitlines()) <= 5

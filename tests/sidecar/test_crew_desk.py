@@ -79,7 +79,7 @@ def desk_of(tmp_path: Path, *workers: FakeWorker) -> CrewDesk:
 async def test_a_defect_is_told_to_no_worker_and_to_operators(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(_orders: Orders) -> Checked:
+    async def broken(_orders: Orders) -> Checked:
         raise LookupError
 
     monkeypatch.setattr(Orders, "checked", broken)
@@ -87,6 +87,8 @@ async def test_a_defect_is_told_to_no_worker_and_to_operators(
     worker = FakeWorker(1, (200, JSON, b'{"running": 0}'))
     desk = desk_of(tmp_path, worker)
     await _reload(desk)  # as SIGHUP does
+    status, _, body = await desk.answer("POST", "/admin/reload", b"")
+    assert (status, json.loads(body)["reloaded"]) == (500, False)
     assert worker.heard == []
     _, _, body = await desk.answer("GET", "/admin/health", b"")
     assert json.loads(body)["reload"]["error"] == "it met a defect, LookupError; the log says where"

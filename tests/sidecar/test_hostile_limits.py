@@ -119,6 +119,56 @@ def test_as_many_are_served_at_once_as_are_let_in(tmp_path: Path) -> None:
         assert {client.answer().status for client in clients} == {200}
 
 
+def test_a_limit_of_connections_above_what_there_is_leaves_some_descriptors(tmp_path: Path) -> None:
+    """They are refused, and who is there, or operates it, goes on."""
+    file = tmp_path / "gateway.toml"
+    with serve_in_thread(FakeProvider(max_requests_kept=0)) as upstream, ExitStack() as stack:
+        ports = PORTS.replace("[server]", "[server]\nmax_connections = 1000")
+        file.write_text(f'{ports}[targets.one]\nurl = "{upstream}/v1"\n')
+        process = Process(file)
+        stack.callback(process.kill)
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (100, 100))  # long before it looks
+        listening = process.wait_for("listening")
+        clients = [stack.enter_context(Client(listening["url"])) for _ in range(150)]
+        line = process.wait_for("Service Unavailable, next to no files are left")
+        assert line["level"] == "warning"
+        assert clients[-1].answer().status == 503
+        assert descriptors(process.pid) < 95
+        clients[0].send(post())
+        assert clients[0].answer().status == 200
+        assert httpx.get(f"{listening['admin_url']}/healthz").status_code == 200
+        for client in clients:
+            client.close()
+        eventually("it serves again", lambda: serves(listening["url"]))
+
+
+def test_where_none_is_left_for_a_provider_that_is_said(tmp_path: Path) -> None:
+    with running(tmp_path) as (process, url, pid), Client(url) as client:
+        client.send(get(b"/healthz"))
+        assert client.answer("GET").status == 200
+        most = descriptors(pid)
+        _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (most, hard))
+        for _ in range(3):
+            client.send(post())
+            answer = client.answer()
+            assert (answer.status, answer.json["error"]["code"]) == (503, "too_many_open_files")
+            assert answer.headers["x-should-retry"] == "false"
+        line = process.wait_for("no connection can be opened: Too many open files")
+        assert line["level"] == "error"
+        assert f"ulimit -n is {most}" in line["message"]
+        entry = process.wait_for("request", 3)
+        assert (entry["status"], entry["error"], entry["outcome"]) == (
+            503,
+            "too_many_open_files",
+            "error",
+        )
+        assert sum("can be opened" in line["message"] for line in process.lines) == 1
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (most + 10, hard))
+        client.send(post())
+        assert client.answer().status == 200
+
+
 def test_it_does_not_begin_with_too_few_descriptors(tmp_path: Path) -> None:
     file = tmp_path / "gateway.toml"
     file.write_text(f'{PORTS}[targets.one]\nurl = "http://127.0.0.1:9/v1"\n')

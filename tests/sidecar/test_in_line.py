@@ -288,5 +288,5 @@ def test_a_few_that_are_too_many_have_time_to_hear_it_and_the_others_none(
         for protocol in protocols:
             protocol.connection_lost(ConnectionResetError())
 
-    monkeypatch.setattr(under_test, "AT_THE_DOOR", 2)
+    monkeypatch.setattr("resilient_llm.sidecar.counted.AT_THE_DOOR", 2)
     asyncio.run(main())

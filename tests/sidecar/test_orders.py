@@ -319,7 +319,7 @@ async def test_circuits_that_are_shared_are_for_the_store_to_tell(
     file.write_text(text)
     kept = Orders(file)
     kept.change("/admin/circuits/two/isolate", b"")
-    assert all(one.store is None for _, one in kept.checked().setup.circuits["two"])
+    assert all(one.store is None for _, one in (await kept.checked()).setup.circuits["two"])
     await sidecar.aclose()
 
 

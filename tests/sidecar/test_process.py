@@ -5,20 +5,28 @@ from __future__ import annotations
 import json
 import math
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
 import pytest
+from starlette.types import Receive, Scope, Send
 
 from resilient_llm.testing import FakeProvider, Fault, serve_in_thread
 from tests.sidecar.process import PORTS, Gate, Process, started, until
 from tests.sidecar.support import ANSWER, ASK
 
 pytestmark = pytest.mark.realtime
+
+KIND = [(b"content-type", b"application/json")]
+LARGE = json.dumps({"choices": [{"finish_reason": "stop", "message": {"content": "x" * 3_500_000}}]}).encode()
+"""More than is held of it by the system for a client that does not read."""
 
 
 def test_it_serves_reloads_drains_and_ends(tmp_path: Path) -> None:
@@ -129,6 +137,42 @@ def test_draining_has_a_limit(options: tuple[str, ...], tmp_path: Path) -> None:
     assert not defects  # it is no defect, and the access log has it
 
 
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_an_answer_that_its_client_has_not_taken_when_draining_is_over_was_cut(
+    version: str, tmp_path: Path
+) -> None:
+    async def large(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": KIND})
+        await send({"type": "http.response.body", "body": LARGE})
+
+    file = tmp_path / "gateway.toml"
+    with serve_in_thread(large) as upstream:
+        ports = PORTS.replace("= 50", "= 1")
+        file.write_text(f'{ports}[targets.one]\nurl = "{upstream}/v1"\n')
+        with started(file) as (process, url, _), socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.settimeout(60)
+            host, _, port = url.removeprefix("http://").partition(":")
+            client.connect((host, int(port)))
+            body = json.dumps(ASK).encode()
+            head = (
+                f"POST /v1/chat/completions HTTP/{version}\r\nhost: localhost\r\ncontent-length: {len(body)}"
+            )
+            client.sendall(head.encode() + b"\r\n\r\n" + body)
+            assert client.recv(8) == b"HTTP/1.1"
+            process.signal(signal.SIGTERM)
+            assert process.end() == (0, "")
+            entry = process.wait_for("request")
+            assert (entry["status"], entry["error"]) == (200, "shutting_down")
+            assert entry["outcome"] == "error"
+            received = 8
+            with suppress(ConnectionResetError):
+                while part := client.recv(1 << 20):
+                    received += len(part)
+                assert version == "1.1"  # by HTTP/1.0 that would be the end of the answer
+            assert received < len(LARGE)
+
+
 def test_who_has_no_answer_when_draining_is_over_is_told_so(tmp_path: Path) -> None:
     provider = FakeProvider()
     provider.script(None, [Fault(delay_headers=math.inf)])
@@ -183,7 +227,7 @@ def test_check_config_and_the_schema(tmp_path: Path) -> None:
     assert json.loads(schema.stdout)["title"] == "Config"
 
 
-def test_a_reload_asked_for_before_it_listens_does_not_end_it(tmp_path: Path) -> None:
+def test_a_reload_asked_for_before_it_listens_does_not_end_it_and_is_done_then(tmp_path: Path) -> None:
     file = tmp_path / "gateway.toml"
     file.write_text("[targets.a]\n")
     program = (
@@ -197,8 +241,9 @@ def test_a_reload_asked_for_before_it_listens_does_not_end_it(tmp_path: Path) ->
         "config.load = hung_up\n"
         "sys.exit(run(sys.argv[1:]))\n"
     )
+    command = [sys.executable, "-c", program, "serve", "--config", str(file)]
     done = subprocess.run(
-        [sys.executable, "-c", program, "serve", "--config", str(file)],
+        command,
         capture_output=True,
         text=True,
         timeout=60,
@@ -206,3 +251,14 @@ def test_a_reload_asked_for_before_it_listens_does_not_end_it(tmp_path: Path) ->
     )
     assert (done.returncode, done.stdout) == (1, "")
     assert "targets.a = {}: a target needs a url" in done.stderr
+
+    for workers in (1, 2):
+        ports = PORTS.replace("[server]", f"[server]\nworkers = {workers}")
+        file.write_text(f'{ports}[targets.a]\nurl = "http://127.0.0.1:9/v1"\n')
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            messages = (json.loads(line)["message"] for line in process.stdout)
+            assert "the configuration was reloaded" in messages  # as soon as somebody listened to it
+            process.terminate()
+            deque(messages, maxlen=0)
+        assert process.returncode == 0

@@ -152,6 +152,8 @@ async def test_a_defect_changes_nothing_and_is_told(tmp_path: Path, monkeypatch:
             Admin(OneProcess(sidecar, reload))
         )
     assert answered.status == 500
+    assert answered.json == {"reloaded": False, "error": reload.last.error}
+    assert len(log.lines) == 2  # one each
     assert reload.last.error == "it met a defect, LookupError; the log says where"
     said = [line for line in log.lines if "the configuration was not reloaded: it met a defect" in line]
     assert len(said) == 2

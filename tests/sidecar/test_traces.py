@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import anyio
 import pytest
@@ -11,10 +12,12 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from resilient_llm import Telemetry
+from resilient_llm.message import Reply, Request
 from resilient_llm.sidecar import Sidecar, parse
+from resilient_llm.streams import BufferedStream
 from resilient_llm.testing import FakeProvider, Fault, serve_in_thread
 from tests.sidecar.raw import BODY, post
-from tests.sidecar.support import KEY, MemoryEngine, ask, over_sockets
+from tests.sidecar.support import ASK, KEY, MemoryEngine, ask, over_sockets
 
 pytestmark = pytest.mark.anyio
 
@@ -52,6 +55,54 @@ async def test_a_clients_trace_goes_on_to_the_provider(monkeypatch: pytest.Monke
     assert "acme" in everything
     assert KEY not in everything
     assert "sk-provider-key" not in everything
+
+
+class Telling(MemoryEngine):
+    """A provider that calls itself by the key it was sent, and its reasons too."""
+
+    def __init__(self, body: bytes) -> None:
+        super().__init__(FakeProvider())
+        self._body = body
+
+    async def __call__(self, request: Request) -> Reply:
+        self.sent.append(request)
+        kind = b"text/event-stream" if self._body.startswith(b"data") else b"application/json"
+        return Reply(200, [(b"content-type", kind)], BufferedStream([self._body]))
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_no_key_is_in_a_span_whoever_puts_it_there(
+    streamed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = "sk-provider-key-0123456789"
+    monkeypatch.setenv("KEY_OF_ACME", KEY)
+    monkeypatch.setenv("PROVIDER_KEY", ours)
+    said = {"index": 0, "finish_reason": f"f-{ours}", "delta" if streamed else "message": {"content": "hi"}}
+    body = json.dumps({"id": f"i-{ours}", "model": f"m-{ours}", "choices": [said]}).encode()
+    engine = Telling(b"data: " + body + b"\n\ndata: [DONE]\n\n" if streamed else body)
+    exporter, spans = InMemorySpanExporter(), TracerProvider()
+    spans.add_span_processor(SimpleSpanProcessor(exporter))
+    config = parse(
+        '[tenants.acme]\nkey_env = "KEY_OF_ACME"\n'
+        '[targets.main]\nurl = "http://provider.example/v1"\napi_key_env = "PROVIDER_KEY"\n'
+    )
+    sidecar = Sidecar(config, engine, telemetry=Telemetry(tracer_provider=spans))
+    answered = await ask(
+        sidecar,
+        {**ASK, "stream": streamed},
+        headers=[
+            (b"x-api-key", KEY.encode()),
+            (b"traceparent", f"00-{TRACE}-b7ad6b7169203331-01".encode()),
+            (b"tracestate", f"vendor={KEY}".encode()),
+            (b"x-request-id", KEY.encode()),
+        ],
+    )
+    assert answered.status == 200
+    everything = "".join(span.to_json() + str(span.context) for span in exporter.get_finished_spans())
+    for shown in ("i-***", "m-***", "f-***", TRACE):
+        assert shown in everything
+    assert ours not in everything
+    assert KEY not in everything + str(engine.sent[0].headers)
 
 
 @pytest.mark.realtime

@@ -164,6 +164,50 @@ async def test_a_client_that_takes_nothing_for_now_is_waited_for(at_once: bool) 
     assert served.wire.writes == [answer()], at_once
 
 
+@pytest.mark.parametrize(
+    ("closes", "resumes", "ends", "outcome"),
+    [
+        (False, True, False, "ok"),
+        (False, False, True, "cancelled"),
+        (True, True, True, "ok"),
+        (True, False, True, "ok"),
+        (True, False, ConnectionResetError(), "cancelled"),
+    ],
+    ids=["it is taken", "it is left", "it is the last", "it is the last by TLS", "the last is left"],
+)
+async def test_an_answer_is_over_when_the_client_has_taken_it(  # noqa: PLR0917 - fixtures among them
+    closes: bool,
+    resumes: bool,
+    ends: bool | Exception,
+    outcome: str,
+    at_once: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    served = Served()
+    write = served.wire.write
+
+    def writing(data: bytes) -> None:
+        write(data)
+        served.protocol.pause_writing()
+
+    monkeypatch.setattr(served.wire, "write", writing)
+    served.engine.allowed.set()
+    with logged() as log:
+        served.ask(more=b"connection: close\r\n" if closes else b"")
+        await served.settle()
+        assert len(served.wire.writes) == 1, at_once
+        assert not log.entries
+        if resumes:
+            served.protocol.resume_writing()
+        if ends:
+            served.wire.close()
+            served.protocol.connection_lost(ends if isinstance(ends, Exception) else None)
+        await served.settle()
+        entry = await log.entry()
+    assert (entry["status"], entry["outcome"]) == (200, outcome)
+    assert not served.protocol.tasks
+
+
 @pytest.mark.parametrize("paused", [True, False])
 async def test_a_client_that_leaves_is_sent_nothing(paused: bool, at_once: bool) -> None:
     served = Served()

@@ -187,7 +187,7 @@ def test_one_that_begins_while_something_changes_is_told_of_it(tmp_path: Path) -
 def test_they_are_not_ready_while_all_of_them_hang(tmp_path: Path) -> None:
     with serve_in_thread(FakeProvider()) as upstream:
         file = written(tmp_path / "gateway.toml", upstream)
-        with started(file, "--workers", "2") as (_process, _url, admin):
+        with started(file, "--workers", "2") as (process, _url, admin):
             pids = [one["pid"] for one in workers_of(admin)]
 
             def ready() -> tuple[int, str]:
@@ -198,10 +198,25 @@ def test_they_are_not_ready_while_all_of_them_hang(tmp_path: Path) -> None:
                 os.kill(pid, signal.SIGSTOP)
             try:
                 until(lambda: ready() == (503, "no worker serves\n"))  # without anybody asking for more
+                process.wait_for("a worker does not answer", 2)
+                with ThreadPoolExecutor(2) as pool:  # who asks for more meanwhile learns nothing new
+                    metrics = [pool.submit(httpx.get, f"{admin}/metrics", timeout=60) for _ in range(2)]
+                    assert {one.result().status_code for one in metrics} == {503}
             finally:
                 for pid in pids:
                     os.kill(pid, signal.SIGCONT)
             until(lambda: ready() == (200, "ok\n"))
+            process.wait_for("a worker answers again", 2)
+            silent = [line for line in process.lines if line["message"] == "a worker does not answer"]
+            assert [line["level"] for line in silent] == ["error", "error"]
+            assert sorted((line["worker_silent"], line["pid"]) for line in silent) == [
+                (1, pids[0]),
+                (2, pids[1]),
+            ]
+            back = [
+                line["worker_back"] for line in process.lines if line["message"] == "a worker answers again"
+            ]
+            assert sorted(back) == [1, 2]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

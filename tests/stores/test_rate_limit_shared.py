@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -14,11 +15,13 @@ from resilient_llm import (
     Limit,
     RateLimit,
     RateLimitedError,
+    Reply,
 )
 from resilient_llm.core.shared_rate import Change, RateCharge
 from resilient_llm.outcome import Outcome, Usage, Verdict
 from resilient_llm.stores import MemoryStore, RedisStore
-from tests.support import A_HANG, Door, Provider, stalls, until
+from tests.policies.rate_limiting import by_body
+from tests.support import A_HANG, Door, Nothing, Provider, stalls, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.realtime]
 
@@ -281,6 +284,42 @@ async def test_a_noisy_tenant_that_waits_does_not_delay_another(server: Any, mak
             for each in (first, second):
                 await each(tenant="quiet")
         group.cancel_scope.cancel()
+
+
+async def test_shares_are_by_tokens_where_calls_use_less_than_was_estimated(
+    server: Any, make_store: Make
+) -> None:
+    taken: Counter[str] = Counter()
+
+    async def provider(call: Any) -> Reply:
+        tokens = int(by_body(call))
+        taken[call.tenant] += tokens
+        await anyio.sleep(0.02)
+        usage = Usage(input_tokens=tokens // 2, output_tokens=0)
+        call.finish(Outcome(verdict=Verdict.SUCCESS, usage=usage))
+        return Reply(200, [], Nothing(), complete=True)
+
+    limits = [
+        Limit(key=None, tokens_per_minute=600_000, window=0.2),
+        Limit(key="model", requests_per_minute=600_000),
+    ]
+    limited = door(make_store(server), provider, limits=limits, estimate=by_body, max_wait=1_000)
+
+    async def again_and_again(tenant: str, model: str, tokens: int) -> None:
+        while True:
+            await limited(tenant=tenant, model=model, body=b"%d" % tokens)
+
+    async with anyio.create_task_group() as group:
+        for model in "xy":
+            for _ in range(4):
+                group.start_soon(again_and_again, "large", model, 500)
+            for _ in range(20):
+                group.start_soon(again_and_again, "small", model, 40)
+        await until(lambda: taken["large"] > 5_000)  # the bucket was full at first, for whoever came
+        taken.clear()
+        await until(lambda: taken["large"] > 40_000)
+        group.cancel_scope.cancel()
+    assert 0.94 < taken["small"] / taken["large"] < 1.06
 
 
 async def test_more_keys_than_are_kept_here_are_still_told_apart_there(server: Any, make_store: Make) -> None:

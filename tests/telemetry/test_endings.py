@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+
 import anyio
+import httpx2
 import pytest
 
 from resilient_llm import Bulkhead, CircuitBreaker, Deadline, Retry
@@ -175,3 +178,19 @@ async def test_a_retry_that_was_not_waited_for_is_none() -> None:
     assert [child.name for child in spans.children(call)] == ["attempt openai/gpt-4o", "backoff"]
     assert call.attributes["resilient_llm.retries"] == 0
     assert call.attributes["resilient_llm.retry_delay"] == pytest.approx(0.5)
+
+
+async def test_a_process_without_descriptors_says_so() -> None:
+    recording = Recording()
+
+    async def none_left(_request: httpx2.Request) -> httpx2.Response:
+        raise httpx2.ConnectError("no connection") from OSError(errno.EMFILE, "Too many open files")
+
+    async with client_of(recording, none_left, Retry(max_attempts=2, backoff=FIXED)) as client:
+        response = await ask(client)
+    assert response.status_code == 503
+    assert response.json()["error"]["code"] == "too_many_open_files"
+    spans, call = the_call(recording)
+    last = spans.named("attempt")[-1]
+    assert (last.status, last.attributes["resilient_llm.attempt.outcome"]) == ("ERROR", "retryable")
+    assert call.attributes["error.type"] == last.attributes["error.type"] == "too_many_open_files"

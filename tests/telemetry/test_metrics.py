@@ -279,7 +279,7 @@ async def test_other_names_become_labels_while_it_runs() -> None:
             telemetry.relabel(models=None, tenants=None)
             await ask(client)
             assert labels(ended) == {("gpt-4o", "other"), ("other", "umbrella"), ("gpt-4o", None)}
-    with pytest.raises(ConfigurationError, match="tenants='acme': a collection of names is wanted"):
+    with pytest.raises(ConfigurationError, match="tenants='acme': allowed are lists or sets of strings"):
         telemetry.relabel(models=None, tenants="acme")
 
 
@@ -324,8 +324,8 @@ async def test_values_point_to_the_spans_they_are_of() -> None:
     ("options", "message"),
     [
         ({"semconv": "latest"}, "semconv='latest': allowed are 'released', 'inference'"),
-        ({"models": "gpt-4o"}, "models='gpt-4o': a collection of names is wanted"),
-        ({"tenants": "acme"}, "tenants='acme': a collection of names is wanted"),
+        ({"models": "gpt-4o"}, "models='gpt-4o': allowed are lists or sets of strings"),
+        ({"tenants": "acme"}, "tenants='acme': allowed are lists or sets of strings"),
     ],
 )
 def test_options_are_checked(options: dict[str, Any], message: str) -> None:

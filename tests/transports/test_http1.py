@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import importlib.util
+import os
 import socket
 import ssl
 import time
@@ -16,6 +18,7 @@ import anyio
 import pytest
 
 from resilient_llm import Reply, Request
+from resilient_llm.providers import classify_exception
 from resilient_llm.streams import BufferedStream
 from resilient_llm.transports.failures import (
     ConnectError,
@@ -29,6 +32,7 @@ from resilient_llm.transports.http1_connector import Connector, _verifying
 from resilient_llm.transports.http1_incoming import Body
 from resilient_llm.transports.http1_pool import Pool
 from resilient_llm.transports.http1_request import Origin
+from resilient_llm.transports.open_files import limit_of_files
 from resilient_llm.transports.request_head import upload
 from tests.support import A_HANG, cancel_at_every_await, until
 from tests.transports.engines import HTTP1
@@ -611,3 +615,26 @@ async def test_an_upload_that_is_cancelled_by_its_own_body_fails() -> None:
     async with wire(Connection.until_gone) as server, transport() as send:
         with anyio.fail_after(A_HANG), pytest.raises(NetworkError):
             await send(upload("POST", server.url, [], body()))
+
+
+async def test_that_there_are_no_descriptors_is_said_once_in_a_while(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def none_left(*_given: object, **_more: object) -> socket.socket:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    async with wire(always) as server, transport() as send:
+        with monkeypatch.context() as patch:
+            patch.setattr("aiohappyeyeballs.start_connection", none_left)
+            for quiet, said in ((60.0, 1), (60.0, 1), (0.0, 2)):
+                patch.setattr("resilient_llm.transports.http1_connector._QUIET", quiet)
+                with pytest.raises(ConnectError) as refused:
+                    await send(post(server.url))
+                outcome = classify_exception(refused.value)
+                assert outcome is not None
+                assert outcome.error_type == "too_many_open_files"
+                lines = [line for line in caplog.messages if "no connection can be opened: Too many" in line]
+                assert len(lines) == said
+            limit = limit_of_files()
+            assert f"ulimit -n is {'unlimited' if limit is None else limit}" in lines[0]
+        assert await read(await send(post(server.url))) == b"hello"

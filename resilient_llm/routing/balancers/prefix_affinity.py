@@ -9,8 +9,8 @@ from hashlib import blake2b
 from random import Random
 from typing import ClassVar, cast
 
+from resilient_llm._options import number
 from resilient_llm.core.target_load import Pool, TargetLoad
-from resilient_llm.policies._options import number
 from resilient_llm.routing.balancers.balancer import Need
 
 __all__ = ["PrefixAffinity"]

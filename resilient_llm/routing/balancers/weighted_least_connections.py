@@ -8,8 +8,8 @@ from functools import partial
 from random import Random
 from typing import ClassVar
 
+from resilient_llm._options import number
 from resilient_llm.core.target_load import Pool, TargetLoad
-from resilient_llm.policies._options import number
 from resilient_llm.routing.balancers._lowest import lowest_first
 from resilient_llm.routing.balancers.balancer import Need
 

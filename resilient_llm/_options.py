@@ -25,6 +25,7 @@ __all__ = [
     "seconds",
     "store_of",
     "synchronous",
+    "takes",
 ]
 
 _TOO_LARGE = int(sys.float_info.max)
@@ -120,17 +121,21 @@ def names(**options: Collection[str]) -> None:
             raise ConfigurationError(f"{name}={value!r}: allowed are lists or sets of strings, not empty")
 
 
-def function(*, none: bool = False, asynchronous: bool = False, **options: object) -> None:
+def function(
+    *, none: bool = False, asynchronous: bool = False, arguments: int | None = 1, **options: object
+) -> None:
     """Raise `ConfigurationError` unless every option is a function, or an object that can be called as one.
 
     A class is none: somebody has forgotten to make the object. Nor is an `async def` one, unless `asynchronous` ones
-    are wanted.
+    are wanted, nor one that cannot be called with so many `arguments` (`None`: with names, which are not checked).
     """
     for name, value in options.items():
         if (callable(value) and not isinstance(value, type)) or (value is None and none):
             continue
         raise ConfigurationError(f"{name}={value!r}: allowed are functions{', and None' if none else ''}")
     synchronous(coroutines=asynchronous, **options)
+    if arguments is not None:
+        takes(arguments, **options)
 
 
 def synchronous(*, coroutines: bool = False, **options: object) -> None:
@@ -145,6 +150,27 @@ def synchronous(*, coroutines: bool = False, **options: object) -> None:
             raise ConfigurationError(
                 f"{name}={value!r}: allowed are functions that answer at once, and nobody would await an `async def`"
             )
+
+
+def takes(arguments: int, **options: object) -> None:
+    """Raise `ConfigurationError` for a function that cannot be called with so many arguments; `None` is none.
+
+    One whose signature Python cannot tell, as of some that are written in C, is taken as it is.
+    """
+    for name, value in options.items():
+        if not callable(value):
+            continue
+        try:
+            signature = inspect.signature(value)
+        except (TypeError, ValueError):
+            continue
+        try:
+            signature.bind(*[None] * arguments)
+        except TypeError as error:
+            given = {0: "no argument", 1: "one argument"}.get(arguments, f"{arguments} arguments")
+            raise ConfigurationError(
+                f"{name}={value!r}: allowed are functions that can be called with {given}: {error}"
+            ) from None
 
 
 def offers(methods: Collection[str], what: str, *, none: bool = False, **options: object) -> None:
