@@ -34,12 +34,14 @@ class EventBuffer:
     or with `stop_before_error` before it, or where it becomes `unreadable`: because an event is too large, or the
     terminal marker stands where no answer was.
 
-    What is passed on goes through `masked` where it is not the answer alone: a server may say in any event what it has
-    to say, also in none that its API knows, and in comments and other fields of those that it does.
+    Every event that is no answer goes through `masked`: a server may say in any what it has to say, also in one that
+    its API does not know. So does all that is passed on together where something is to be masked in comments and in
+    other fields.
     """
 
     __slots__ = (
-        "_aside",
+        "_all",
+        "_asides",
         "_bytes",
         "_gone",
         "_masked",
@@ -75,8 +77,9 @@ class EventBuffer:
         self.leaks = False
         """Whether something was said that is to be masked, and cannot be in a stream that has a content encoding."""
         self._masked = masked
-        self._aside = False  # whether what is kept may hold something else than the answer
-        self._split = False  # whether something else than the answer is in several lines
+        self._asides: list[tuple[int, int, bool]] = []  # where there is something else than the answer
+        self._split = False  # whether any of that has several lines
+        self._all = False  # whether all that is kept is to be searched
         self._type = "message"  # of events, which has been searched
         self._reads: deque[tuple[int, int]] = deque()  # where each of an encoded stream ends, decoded and not
         self._bytes = bytearray()
@@ -105,7 +108,7 @@ class EventBuffer:
                 self._hear(events)
             if whole and self.stop is None:
                 self._gone = reader.boundary
-                return self._searched(chunk) if self._aside else chunk
+                return self._searched(chunk) if self._asides or self._all else chunk
             self._bytes += chunk
         return self.ready() or (True if self.stop is not None else b"")
 
@@ -128,12 +131,12 @@ class EventBuffer:
         ready = bytes(kept[:whole])
         del kept[:whole]
         self._gone += whole
-        return self._searched(ready) if self._aside else ready
+        return self._searched(ready) if self._asides or self._all else ready
 
     def quote(self) -> bytes:
         """Give what is kept of a stream that tells why it failed: that error is the last of it."""
-        return self._searched(
-            bytes(self._bytes if self._told is None else self._bytes[: self._told - self._gone])
+        return self._without_keys(
+            bytes(self._bytes if self._told is None else self._bytes[: self._told - self._gone]), self._split
         )
 
     def rest(self) -> bytes:
@@ -141,19 +144,32 @@ class EventBuffer:
         rest = bytes(self._bytes)
         self._bytes.clear()
         self._mind_besides()
-        self._split = True  # for all that is known
-        return self._searched(rest)
+        return self._without_keys(rest, split=True)  # for all that is known
 
     def _searched(self, passed: bytes) -> bytes:
-        split = self._split
+        """Give what is passed on without keys, wherever it is not the answer."""
+        asides, all_of_it, split = self._asides, self._all, self._split
+        began = self._gone - len(passed)
+        self._asides = [aside for aside in asides if aside[0] >= self._gone]
         if not self._bytes:  # else some of it may be what was minded
-            self._aside = self._split = False
+            self._all = self._split = False
+        if all_of_it:
+            return self._without_keys(passed, split)
+        parts: list[bytes] = []
+        at = 0
+        for start, end, has_lines in asides[: len(asides) - len(self._asides)]:
+            aside = passed[start - began : end - began]
+            parts += (passed[at : start - began], self._without_keys(aside, has_lines))
+            at = end - began
+        return b"".join([*parts, passed[at:]])
+
+    def _without_keys(self, said: bytes, split: bool) -> bytes:  # noqa: FBT001 - of private methods
         if self._masked is None:
-            return passed
-        passed = self._masked(passed)
-        if split and self._masked(joined := in_one_line(passed)) != joined:
+            return said
+        said = self._masked(said)
+        if split and self._masked(joined := in_one_line(said)) != joined:
             return self._masked(joined)
-        return passed
+        return said
 
     def _whole(self) -> int:
         reader = self.reader
@@ -176,7 +192,7 @@ class EventBuffer:
         """Mind what is said besides the answer if it is to be masked, and tell so."""
         if self._masked is None or self._masked(said) == said:
             return False
-        self._aside = True
+        self._all = True
         self.leaks = self.leaks or self.reader.encoded
         return True
 
@@ -188,11 +204,13 @@ class EventBuffer:
         if name != self._type and not self._mind(name.encode()):
             self._type = name
 
-    def _mind_data(self, data: str) -> None:
-        self._aside = True  # all that is passed on is searched, and not this again
-        self._split = self._split or "\n" in data
+    def _mind_data(self, event: Event) -> None:
+        has_lines = "\n" in event.data
+        self._split = self._split or has_lines
         if self.reader.encoded:
-            self._mind(data.encode())
+            self._mind(event.data.encode())
+        elif self._masked is not None:
+            self._asides.append((event.start, event.end, has_lines))
 
     def _hear(self, events: list[tuple[EventKind, Event]]) -> None:
         reader = self.reader
@@ -203,7 +221,7 @@ class EventBuffer:
             if kind is _CONTENT:
                 content = True
                 continue
-            self._mind_data(event.data)
+            self._mind_data(event)
             if kind is EventKind.ERROR:
                 if self._whole_events and self.stop is None:
                     self._told = event.end
@@ -216,9 +234,13 @@ class EventBuffer:
                 start, end = event.start - self._gone, event.end - self._gone
                 del self._bytes[start:end]
                 self._gone += end - start
+                self._asides = [
+                    (begins + end - start, ends + end - start, has_lines)  # as what is kept before it is
+                    for begins, ends, has_lines in self._asides[:-1]
+                ]
         self.content = content
         if reader.failure is not None:
-            self._aside = True
+            self._all = True
             if self.stop is None and self._whole_events:
                 self.stop = reader.boundary
                 self.unreadable = True

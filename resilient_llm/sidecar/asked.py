@@ -10,7 +10,7 @@ import json
 import math
 import re
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
 
@@ -87,7 +87,6 @@ class Asked:
         self._method: str = scope["method"]
         self._browser = browser
         self._keys = keys_in(self._headers)
-        self._long_keys = [key for key in self._keys if len(key) >= MIN_KEY]
         self._raw: bytes = scope.get("raw_path") or scope["path"].encode("latin-1", "replace")
         self._path: str = self._raw.decode("ascii", "replace")
         self.shown: str = self._path if self._path in ROUTES else self._without_keys()
@@ -178,11 +177,14 @@ class Asked:
                 for one in headers
                 if one[0] == b"content-length" or one[0] not in _OF_THE_BYTES | {b"content-encoding"}
             ]
-        together = b" ".join([value for _name, value in headers])  # hardly ever is there anything to find
+        # Hardly ever is there anything to find.
+        first = self._first
+        alone = len(first) == len(self._headers)
+        together = b" ".join(first.values() if alone else [value for _name, value in self._headers])
         if not together.isascii() and not all(_is_utf8(value) for _name, value in headers):
             raise RefusedError(400, "invalid_header", "A header of the request is not UTF-8.")
-        if self._is_told_among(together):
-            headers = [one for one in headers if not self._is_told_in(*one)]
+        if self._may_be_told_among(together):
+            headers = self._without_told(headers)
         asks = query or self._asks_nothing()
         return f"{origin}{path}?{query}" if asks else f"{origin}{path}", headers
 
@@ -191,20 +193,23 @@ class Asked:
         target: bytes = (self._scope.get("extensions") or {}).get(TARGET, b"")
         return target.endswith(b"?") and not self._scope["query_string"]
 
-    def _is_told_among(self, values: bytes) -> bool:
-        """Tell whether there is a key in some header; `values` are those of all of them."""
-        for key in self._long_keys:
-            if key in values or key.lower() in self._first:
+    def _may_be_told_among(self, values: bytes) -> bool:
+        """Tell, soon, whether there may be a key in a header that is not there for it; `values` are those of all."""
+        for key in self._keys:
+            if len(key) >= MIN_KEY and (values.count(key) > 1 or key.lower() in self._first):
                 return True
-        if b"asic " in values and any(self._has_own(pair) for pair in basic_pairs(values)):
-            return True
-        return self._setup.secrets.may_be_in(values, least=MIN_KEY) and self._has_own(values)
+        return self._setup.secrets.may_be_in(values, least=MIN_KEY) or values.lower().count(b"basic ") > 0
 
-    def _is_told_in(self, name: bytes, value: bytes) -> bool:
-        """Tell whether a header is a key, or has one in it, as it is or behind the name of a user."""
-        if name in [key.lower() for key in self._long_keys] or self._has_own(value):
-            return True
-        return any(self._has_own(pair) for pair in basic_pairs(value))
+    def _without_told(self, headers: Headers) -> Headers:
+        """Give the headers without those that are called like a key, or tell one."""
+        names = {key.lower() for key in self._shown_keys}
+        if names.isdisjoint(self._first) and not self._tells(b" ".join([value for _name, value in headers])):
+            return headers
+        return [(name, value) for name, value in headers if name not in names and not self._tells(value)]
+
+    def _tells(self, value: bytes) -> bool:
+        """Tell whether a header's value has a key in it, as it is or behind the name of a user."""
+        return self._has_own(value) or any(map(self._has_own, basic_pairs(value)))
 
     def _without_keys_in(self, query: str) -> str:
         """Give the query without what has a key in it, as a name or as a value, whatever it is called."""
@@ -236,12 +241,20 @@ class Asked:
 
     def _has_own(self, text: bytes) -> bool:
         """Tell whether there is a key in a text that the request shows, or a target's."""
-        return Secrets(self._long_keys).are_in(text) or self._setup.secrets.are_in(text, least=MIN_KEY)
+        return self._own.are_in(text) or self._setup.secrets.are_in(text, least=MIN_KEY)
+
+    @cached_property
+    def _shown_keys(self) -> list[bytes]:
+        return [key for key in self._keys if len(key) >= MIN_KEY]
+
+    @cached_property
+    def _own(self) -> Secrets:
+        return Secrets(self._shown_keys)
 
     def _without_keys(self) -> str:
         """Give the path with asterisks for keys that somebody has put there, whoever they belong to."""
         setup = self._setup
-        path = Secrets(self._long_keys).masked(self._raw)
+        path = self._own.masked(self._raw)
         path = _SEGMENT.sub(
             lambda found: _MASK if setup.keys.has(unquote_to_bytes(found[0])) else found[0], path
         )

@@ -18,7 +18,7 @@ __all__ = ["MIN_KEY", "TenantKeys", "basic_pairs", "keys_in", "same_secret"]
 
 _KEY_HEADERS = frozenset({b"api-key", b"x-api-key", b"x-goog-api-key"})
 _MAX_KEY = 4096
-_BASIC = re.compile(rb"\bBasic +((?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2,3})?)", re.IGNORECASE)
+_BASIC = re.compile(rb"\bBasic +((?:[A-Za-z0-9+/_-]{4})*(?:[A-Za-z0-9+/_-]{2,3})?)", re.IGNORECASE)
 
 MIN_KEY = 16
 """Characters that a key has at least; what is shorter can be guessed."""
@@ -80,7 +80,10 @@ def keys_in(headers: Headers) -> set[bytes]:
 
 def basic_pairs(text: bytes) -> list[bytes]:
     """Give what stands in base64 behind each `Basic` of a text: a user's name, and a password or key (RFC 7617)."""
-    return [b64decode(found + b"==") for found in _BASIC.findall(text)]
+    return [
+        b64decode(found + b"==", b"-_" if b"-" in found or b"_" in found else None)
+        for found in _BASIC.findall(text)
+    ]
 
 
 def same_secret(keys: set[bytes], expected: str) -> bool:

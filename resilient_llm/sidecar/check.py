@@ -6,6 +6,7 @@ The same code builds it as when it is served, so that what passes here starts.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from resilient_llm.sidecar.build import Setup, build
 from resilient_llm.sidecar.config import Config, load, located, made_of, read
 from resilient_llm.sidecar.files import content
 from resilient_llm.sidecar.observability import load_exporter
+from resilient_llm.sidecar.options import BudgetOptions
 from resilient_llm.sidecar.problems import ConfigError, Problem
 from resilient_llm.sidecar.stand_ins import StandIns
 from resilient_llm.sidecar.tls import LISTENERS, Certificates
@@ -51,6 +53,7 @@ def check(path: Path, environ: Mapping[str, str] | None) -> str:
     if config.server.workers > 1:
         lines.append(f"  workers  {config.server.workers}")
         lines += [f"  note     {note}" for note in notes(config)]
+    lines += [f"  note     {note}" for note in _unpriced(config)]
     return "\n".join(lines)
 
 
@@ -122,6 +125,21 @@ def notes(config: Config) -> Iterator[str]:
         yield (
             f"each worker counts for itself: {', '.join(alone)}; up to {config.server.workers} times what the "
             "file says is let through in all. A [store] shares them"
+        )
+
+
+def _unpriced(config: Config) -> Iterator[str]:
+    """Say whose calls a budget refuses, since nobody knows their price."""
+    budget = config.budget or BudgetOptions()
+    if config.budget is None and not any(tenant.budget for tenant in config.tenants.values()):
+        return
+    routes = [route for model in config.models.values() for route in model.targets]
+    asked = {route.target for route in routes if route.price is None} if routes else set(config.targets)
+    names = [name for name, target in config.targets.items() if target.price is None and name in asked]
+    if names and budget.unpriced == "refuse" and not budget.dry_run and find_spec("genai_prices") is None:
+        yield (
+            f"a budget refuses calls without a price, and of {', '.join(names)} the file has none. "
+            "pip install 'resilient-llm[prices]' brings published ones"
         )
 
 

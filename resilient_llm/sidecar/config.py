@@ -79,8 +79,12 @@ class Config(Section):
 
 
 def load(path: str | Path) -> Config:
-    """Read a configuration from a file. Raises `ConfigError`, with file and line, and `OSError`."""
-    return parse(content(Path(path)), file=str(path))
+    """Read a configuration from a file. Raises `ConfigError`, with file and line."""
+    try:
+        text = content(Path(path))
+    except OSError as error:
+        raise ConfigError([Problem((), f"cannot be read: {error.strerror}")], file=str(path)) from error
+    return parse(text, file=str(path))
 
 
 @contextmanager

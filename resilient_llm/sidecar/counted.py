@@ -70,13 +70,14 @@ class CountedProtocol(WatchedProtocol):
 
     def shutdown(self) -> None:
         """End the connection, if nothing is being answered over it."""
-        if self.transport is not None:
-            if self.answered is not None and self.answered.response_complete:
-                self.answered.keep_alive = False  # it is the last
-            super().shutdown()
-        elif self._handshake is not None:
-            with suppress(OSError):  # the client was faster
-                self._handshake.shutdown(socket.SHUT_RDWR)
+        if self.transport is None:
+            if self._handshake is not None:
+                with suppress(OSError):  # the client was faster
+                    self._handshake.shutdown(socket.SHUT_RDWR)
+        elif self.cycle is None or self.cycle.response_complete:
+            self.finish()
+        else:
+            self.cycle.keep_alive = False
 
     def _warn(self, what: str) -> None:
         """Log what has nothing of a request in it, and who it is about."""

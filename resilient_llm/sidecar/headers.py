@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from resilient_llm.message import Headers, has_controls
+from resilient_llm.sidecar.auth import MIN_KEY
 
 if TYPE_CHECKING:
     from resilient_llm.sidecar.masked import Secrets
@@ -151,7 +152,7 @@ def _passed(
         if name not in dropped
         and not name.startswith(_CORS)
         and _NAME.fullmatch(name)
-        and not secrets.are_in_name(name)
+        and not secrets.are_in_name(name, least=MIN_KEY)
     ]
     return passed, [index for index, name in enumerate(lower) if name == b"connection"]
 

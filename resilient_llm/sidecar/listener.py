@@ -105,7 +105,10 @@ class Listener(uvicorn.Server):
 
         if (context := self.config.ssl) is not None:
             return TLSServer(sock, context, protocol, handshake_timeout=self._handshake_timeout)
-        return await asyncio.get_running_loop().create_server(protocol, sock=sock, backlog=_BACKLOG)
+        # asyncio takes as many in one turn, and goes on where no descriptor is left, with a line in the log for each.
+        server = await asyncio.get_running_loop().create_server(protocol, sock=sock, backlog=1)
+        sock.listen(_BACKLOG)
+        return server
 
 
 def main_listener(

@@ -9,10 +9,12 @@ from __future__ import annotations
 import logging
 import re
 from base64 import b64encode
-from collections.abc import Iterable
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache
-from html import escape, unescape
-from typing import TYPE_CHECKING
+from html import unescape
+from operator import attrgetter
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote_to_bytes
 
 from resilient_llm.event_stream import EventStream
@@ -32,8 +34,10 @@ _MOST = 4 * 1024 * 1024
 _MASK = b"***"
 _LAYERS = 4
 """How often what is spelled in one way may be spelled in another on top, as JSON is in a string of JSON."""
+_PERCENT, _BACKSLASH, _AMPERSAND = b"%\\&"
 _URL_SAFE = bytes.maketrans(b"+/", b"-_")
-_UNITS = re.compile(rb"(?:\\u[0-9A-Fa-f]{4})+")
+_ESCAPED = re.compile(rb"[+/]")
+"""What of base64 URLs and JSON may escape."""
 _OF_THE_BYTES = DIGESTS | {b"content-encoding", b"content-length", b"etag"}
 
 
@@ -53,9 +57,9 @@ class Secrets:
         for key in self._keys:
             if len(key) < least:
                 break  # as have all that follow
-            if key in text:
+            if text.count(key):  # takes a third of the time that `in` does
                 return True
-        return b"%" in text or b"\\" in text or b"&" in text
+        return _PERCENT in text or _BACKSLASH in text or _AMPERSAND in text
 
     def are_in(self, text: bytes, *, least: int = 0) -> bool:
         """Tell whether there is one of them in it that has `least` bytes."""
@@ -66,9 +70,9 @@ class Secrets:
         plain = _unspelled(text)
         return any(key in text or told in plain for key, told in self._told if len(key) >= least)
 
-    def are_in_name(self, name: bytes) -> bool:
-        """Tell whether one of them is in the name of a header, whose case does not matter."""
-        return any(key.lower() in name.lower() for key in self._keys)
+    def are_in_name(self, name: bytes, *, least: int = 0) -> bool:
+        """Tell whether one of `least` bytes is in the name of a header, whose case does not matter."""
+        return any(key.lower() in name.lower() for key in self._keys if len(key) >= least)
 
     def masked(self, text: bytes) -> bytes:
         """Give the text with asterisks in the place of each."""
@@ -77,19 +81,26 @@ class Secrets:
         for form in self._encoded:
             if form in text:
                 text = text.replace(form, _MASK)
-        if not self.are_in(text):
+        if not self.may_be_in(text):
             return text
         for key in self._keys:
             text = text.replace(key, _MASK)
-        if not self.are_in(text):
+        if not self._are_spelled_in(text):
             return text
-        for key in self._keys:
-            text = _spellings(key).sub(_MASK, text)
-        return _MASK if self.are_in(text) else text  # in several ways at once, of which nobody writes any
+        text = _without(text, self._spelled)
+        return _MASK if self._are_spelled_in(text) else text  # for all that is known
+
+    def _are_spelled_in(self, text: bytes) -> bool:
+        plain = _unspelled(text)
+        return any(told in plain for told in self._spelled)
 
     @cached_property
     def _told(self) -> list[tuple[bytes, bytes]]:
-        return [(key, _unspelled(key)) for key in self._keys]
+        return [(key, _unspelled(key) or key) for key in self._keys]
+
+    @cached_property
+    def _spelled(self) -> list[bytes]:
+        return [told for _key, told in self._told] + [form for form in self._encoded if _ESCAPED.search(form)]
 
     @cached_property
     def _encoded(self) -> list[bytes]:
@@ -133,37 +144,120 @@ def leaks(stream: ByteStream) -> bool:
     return True
 
 
-def _unspelled(text: bytes) -> bytes:
-    """Give a text as it is where nothing is escaped any more; backslashes are left out."""
+class _Change(NamedTuple):
+    """Hold where something lies that was put in the place of something else, and where that lay."""
+
+    start: int
+    end: int
+    start_before: int
+    end_before: int
+
+
+_START = attrgetter("start")
+
+
+def _of_percents(found: re.Match[bytes]) -> bytes:
+    return unquote_to_bytes(found[0])
+
+
+def _of_units(found: re.Match[bytes]) -> bytes:
+    units = found[0].translate(None, b"\\u").decode()
+    return bytes.fromhex(units).decode("utf-16-be", "replace").encode()
+
+
+def _of_reference(found: re.Match[bytes]) -> bytes:
+    number, hexadecimal = found.groups()  # without the zeros before it
+    if number is not None:
+        return _referred(b"&#%b;" % number)
+    return _referred(found[0] if hexadecimal is None else b"&#x%b;" % hexadecimal)
+
+
+@lru_cache(maxsize=1024)
+def _referred(reference: bytes) -> bytes:
+    return unescape(reference.decode()).encode()
+
+
+# What each begins with, what it looks like, and what it means. All take a time that is linear in what they are
+# given, whoever wrote that; of numbers no more is read than characters have.
+_SPELLINGS: Sequence[tuple[bytes, re.Pattern[bytes], Callable[[re.Match[bytes]], bytes]]] = (
+    (b"%", re.compile(rb"(?:%[0-9A-Fa-f]{2})++"), _of_percents),
+    (b"\\u", re.compile(rb"(?<!\\)(?:\\++u[0-9A-Fa-f]{4})++"), _of_units),
+    (b"\\", re.compile(rb"\\++"), lambda _found: b""),
+    (
+        b"&",
+        re.compile(rb"&(?:#0*+([0-9]{1,7}+);?|#[xX]0*+([0-9A-Fa-f]{1,6}+);?|[A-Za-z][A-Za-z0-9]{1,31}+;?)"),
+        _of_reference,
+    ),
+)
+
+
+def _unspelled(text: bytes, trail: list[list[_Change]] | None = None) -> bytes:
+    """Give a text as it is where nothing is escaped any more, backslashes left out; add all changes to the trail."""
     for _ in range(_LAYERS):
         before = text
-        if b"%" in text:
-            text = unquote_to_bytes(text)
-        if b"\\" in text:
-            text = (_UNITS.sub(_of_units, text) if b"\\u" in text else text).replace(b"\\", b"")
-        if b"&" in text:
-            text = unescape(text.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+        for mark, spelled, meant in _SPELLINGS:
+            if mark not in text:
+                continue
+            if trail is None:
+                text = spelled.sub(meant, text)
+            else:
+                text, changes = _changed(text, spelled, meant)
+                trail.append(changes)
         if text == before:
             break
     return text
 
 
-def _of_units(found: re.Match[bytes]) -> bytes:
-    return bytes.fromhex(found[0].replace(b"\\u", b"").decode()).decode("utf-16-be", "replace").encode()
+def _changed(
+    text: bytes, spelled: re.Pattern[bytes], meant: Callable[[re.Match[bytes]], bytes]
+) -> tuple[bytes, list[_Change]]:
+    parts: list[bytes] = []
+    changes: list[_Change] = []
+    at = size = 0
+    for found in spelled.finditer(text):
+        start, end = found.span()
+        new = meant(found)
+        parts += (text[at:start], new)
+        size += start - at
+        changes.append(_Change(size, size + len(new), start, end))
+        size += len(new)
+        at = end
+    return b"".join([*parts, text[at:]]), changes
 
 
-@lru_cache(maxsize=256)
-def _spellings(key: bytes) -> re.Pattern[bytes]:
-    """Give what finds a key however it is spelled: which characters are escaped differs, and so does the case."""
-    return re.compile(b"".join(map(_spelling, key.decode("utf-8", "replace"))))
+def _without(text: bytes, told: Iterable[bytes]) -> bytes:
+    """Give a text with asterisks wherever it tells one of these, with all that is written for them."""
+    trail: list[list[_Change]] = []
+    plain = _unspelled(text, trail)
+    parts: list[bytes] = []
+    at = 0
+    for start, end in sorted(_lying(plain, told)):
+        for changes in reversed(trail):
+            start, end = _before(changes, start, end)  # noqa: PLW2901 - the same place, one change earlier
+        if start >= at:
+            parts += (text[at:start], _MASK)
+        at = max(at, end)
+    return b"".join([*parts, text[at:]])
 
 
-def _spelling(character: str) -> bytes:
-    """Give a pattern of what may stand for a character."""
-    in_url = "".join(f"%(?:25)*{byte:02x}" for byte in character.encode())
-    in_json = "".join(rf"\\+u{unit}" for unit in re.findall("....", character.encode("utf-16-be").hex()))
-    in_html = rf"&#(?:0*{ord(character)}|x0*{ord(character):x});?|{re.escape(escape(character))}"
-    return rf"(?:\\*{re.escape(character)}|(?i:{in_url}|{in_json}|{in_html}))".encode()
+def _lying(plain: bytes, told: Iterable[bytes]) -> Iterator[tuple[int, int]]:
+    for one in told:
+        start = plain.find(one)
+        while start >= 0:
+            yield start, start + len(one)
+            start = plain.find(one, start + len(one))
+
+
+def _before(changes: Sequence[_Change], start: int, end: int) -> tuple[int, int]:
+    """Give where something lay before these changes; all of what was put together with an end of it."""
+    if at := bisect_right(changes, start, key=_START):
+        last = changes[at - 1]
+        within = start < last.end or start == last.start
+        start = last.start_before if within else last.end_before + start - last.end
+    if at := bisect_left(changes, end, key=_START):
+        last = changes[at - 1]
+        end = last.end_before if end <= last.end else last.end_before + end - last.end
+    return start, end
 
 
 def _in_base64(key: bytes) -> set[bytes]:

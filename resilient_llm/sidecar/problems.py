@@ -30,6 +30,7 @@ _SECRET_NAME = re.compile(
 )
 _SECRET_VALUE = re.compile(r"^(sk-|gsk_|AIza|Bearer )|://[^/\s]*@|^(?=.*[A-Za-z])(?=.*[0-9])[\w+/=.-]{24,}$")
 _MAX_SHOWN = 60
+_MAX_BITS = 1024
 _HIDDEN = "..."
 """What the library writes in the place of a value that may be a secret."""
 _AUTHORITY = re.compile(r"(?:[\w+.-]*://)?(?:\[[\da-fA-F:.]*\]?|[\w.-]*)(?::\d*)?", re.ASCII)
@@ -230,6 +231,8 @@ def shown(path: Sequence[str | int], value: object) -> str:
         return str(value).lower()
     if isinstance(value, str):
         text = _quoted(value)
+    elif isinstance(value, int) and value.bit_length() > _MAX_BITS:
+        text = hex(value)  # in decimal Python writes no number of thousands of digits
     else:
         text = value.isoformat() if isinstance(value, dt.date | dt.time) else repr(value)
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."

@@ -14,6 +14,7 @@ from urllib.parse import unquote
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser, parse_url
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 
+from resilient_llm.sidecar.acknowledged import acknowledged
 from resilient_llm.sidecar.close_delimited import close_delimited
 from resilient_llm.sidecar.counted import CountedProtocol
 from resilient_llm.sidecar.cycle import Cycle
@@ -21,7 +22,7 @@ from resilient_llm.sidecar.disconnect import EXTENSION, TARGET
 from resilient_llm.sidecar.half_close import say_no_more
 from resilient_llm.sidecar.head import HeadTooLargeError, MalformedHeadError, check_head, without_upgrade
 from resilient_llm.sidecar.rejection import LATE, MALFORMED, TOO_LARGE, TOO_MANY, Rejection, what_is_wrong
-from resilient_llm.sidecar.unsent import unsent
+from resilient_llm.sidecar.secure_transport import SecureTransport
 from resilient_llm.transports.batched import Batch, BatchedTransport
 
 if TYPE_CHECKING:
@@ -70,16 +71,14 @@ class GuardedProtocol(CountedProtocol):
     _in_head = True
     _timer: asyncio.TimerHandle | None = None
     _sending: asyncio.TimerHandle | None = None
-    _unsent = 0
-    """Bytes that the client had still to take when that was last looked at."""
+    _acknowledged = 0
+    """What the client had taken when that was last looked at."""
     flow: _Flow
     transport: BatchedTransport
     _rest = b""
     """What came behind a request that has still to be answered."""
     _last_word: bytes | None = None
     """What is said when all that is in line has its answer."""
-    _deaf = False
-    """Whether nothing more is taken from the client."""
     _leaving: asyncio.TimerHandle | None = None
     _context: Context
     """What each request begins in: some are begun where another ends, and would go on with its trace."""
@@ -93,10 +92,11 @@ class GuardedProtocol(CountedProtocol):
         batch = type(self)._batch
         if batch is None or batch.loop is not self.loop:
             batch = type(self)._batch = Batch(self.loop)
-        super().connection_made(BatchedTransport(transport, batch))
-        if self.scheme == "https":  # which would let wait eight times as much
-            transport.set_write_buffer_limits(HIGH_WATER_LIMIT)
+        secure = None if transport.get_extra_info("sslcontext") is None else SecureTransport(transport, batch)
+        super().connection_made(secure or BatchedTransport(transport, batch))
         self.flow = _Flow(self.transport)
+        if secure is not None:
+            secure.pause_early()
         self._context = copy_context()
         full = self.overflow(len(self.connections), transport.get_extra_info("socket"))
         if full is None:
@@ -166,7 +166,7 @@ class GuardedProtocol(CountedProtocol):
     def pause_writing(self) -> None:
         """Begin to wait for the client to take something."""
         super().pause_writing()
-        self._unsent = unsent(self.transport)
+        self._acknowledged = acknowledged(self.transport)
         self._sending = self.loop.call_later(self.send_timeout, self._leave)
 
     def resume_writing(self) -> None:
@@ -175,6 +175,9 @@ class GuardedProtocol(CountedProtocol):
             self._sending.cancel()
             self._sending = None
         super().resume_writing()
+        if self._leaving is not None:
+            self._leaving.cancel()
+            self._leaving = self.loop.call_later(LAST_STAGE, self._let_go)
 
     def on_message_begin(self) -> None:
         """Wait for the rest of a head, also of one that came with the end of another request."""
@@ -269,7 +272,7 @@ class GuardedProtocol(CountedProtocol):
     def on_response_complete(self) -> None:
         """Go on with what waits in line, or wait for another request."""
         self.server_state.total_requests += 1
-        if self._leaving is not None or self.transport.is_closing():
+        if self._finishing or self._leaving is not None or self.transport.is_closing():
             return
         if self.pipeline:
             cycle, app = self.pipeline.pop()
@@ -325,12 +328,12 @@ class GuardedProtocol(CountedProtocol):
             return  # the end of what is being answered begins anew, and a head that has begun has a time of its own
         if (until := self._idle_since + self.timeout_keep_alive) > self.loop.time():
             self._idle = self.loop.call_at(until, self._be_idle)
-        elif not self.transport.is_closing():
-            self.transport.close()
+        else:
+            self.finish()
 
     def _leave(self) -> None:
-        before, self._unsent = self._unsent, unsent(self.transport)
-        if self._unsent < before:  # slow, and still there
+        before, self._acknowledged = self._acknowledged, acknowledged(self.transport)
+        if self._acknowledged > before:  # slow, and still there
             self._sending = self.loop.call_later(self.send_timeout, self._leave)
             return
         self._warn(f"A client took nothing for {self.send_timeout:g} seconds")
@@ -363,8 +366,8 @@ class GuardedProtocol(CountedProtocol):
     def cut(self) -> None:
         """End the connection now, whatever is still to be taken by the client."""
         if self.transport is not None:
-            if size := self.transport.get_write_buffer_size():
-                self._warn(f"An answer was cut off, of which a client had not taken {size} bytes")
+            if self.transport.get_write_buffer_size():
+                self._warn("An answer was cut off, of which a client had not taken all")
             self.transport.abort()
 
     def _say_last(self, response: bytes) -> None:
@@ -376,7 +379,7 @@ class GuardedProtocol(CountedProtocol):
         if self._rest or (self.answered is not None and self.answered.more_body):
             self._close_in_stages()
         else:
-            self.transport.close()
+            self.finish()
 
     def _close_in_stages(self) -> None:
         """Close the connection after a last word to a client that may still be sending.
@@ -391,7 +394,9 @@ class GuardedProtocol(CountedProtocol):
         self._leaving = self.loop.call_later(LAST_STAGE, self._let_go)
 
     def _let_go(self) -> None:
-        """Close the connection at once, whatever becomes of the last word."""
+        """Close the connection, whatever becomes of the last word; not before it could be taken."""
+        if self.flow.write_paused:
+            return  # it is the end of that from which on there is little time
         if self.transport.can_write_eof():
             self.transport.close()
         else:  # TLS would wait for the client to say good-bye

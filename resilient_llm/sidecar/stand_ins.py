@@ -58,8 +58,13 @@ class StandIns:
             stand_in = {"url": _ANYWHERE}
         elif table == "tenants":
             stand_in = {"key_sha256": hashlib.sha256(f"stand-in for {name}".encode()).hexdigest()}
-        elif table == "models":
-            stand_in = {"targets": next(iter(self.document["targets"]))}
-        elif table == "tiers" and (model := next(iter(self.document.get("models", {})), None)):
+        elif table == "models" and (target := self._any_of("targets")):
+            stand_in = {"targets": target}
+        elif table == "tiers" and (model := self._any_of("models")):
             stand_in = {"tiers": [{"model": model}]}
         self.document[table] = others if stand_in is None else {**others, name: stand_in}
+
+    def _any_of(self, table: str) -> str | None:
+        """Give the name of one that stands in a table, if that is a table and there is one."""
+        named = self.document.get(table)
+        return next(iter(named), None) if isinstance(named, dict) else None

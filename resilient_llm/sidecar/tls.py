@@ -143,6 +143,7 @@ class _Files:
             raise self._wrong("key", key, why)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.options |= ssl.OP_NO_RENEGOTIATION  # OpenSSL 1.1 would let clients ask for it again and again
         context.set_alpn_protocols(["http/1.1"])
         password = password or ""  # without any OpenSSL asks at a terminal
         try:

@@ -27,6 +27,10 @@ class WatchedProtocol(HttpToolsProtocol):
     rejection: Rejection | None = None
     """What the client was told in the place of the app's answer."""
     _left: Callable[[], None] | None = None
+    _deaf = False
+    """Whether nothing more is taken from the client."""
+    _finishing = False
+    """Whether the connection is to be closed, or is."""
     _gone = False
     _untaken = False
     """Whether it is gone, and has not taken what was sent."""
@@ -34,15 +38,26 @@ class WatchedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell them, and let go of all that was asked: what refers to each other is freed late, or never."""
         if self.flow is not None and self.flow.write_paused:
-            # A last answer is followed by the end, which by TLS is all that is heard of its being taken.
-            is_last = (
-                self.answered is not None and self.answered.response_complete and not self.answered.keep_alive
-            )
-            self._untaken |= exc is not None or not is_last
+            self._untaken = True
         self.tell()
         super().connection_lost(exc)
         self.pipeline.clear()
         self.cycle = self.answered = None  # type: ignore[assignment]  # as uvicorn has it before the first
+
+    def finish(self) -> None:
+        """Close the connection, once the client has taken the most of what was sent.
+
+        TLS gives it little time from when it is told to close, whatever is still to be taken.
+        """
+        self._deaf = self._finishing = True
+        if not self.flow.write_paused:
+            self.transport.close()
+
+    def resume_writing(self) -> None:
+        """Go on sending, or do not."""
+        super().resume_writing()
+        if self._finishing:
+            self.loop.call_soon(self.transport.close)  # asyncio would close twice
 
     def tell(self) -> None:
         """Tell whoever answers that there is nobody to answer to any more."""

@@ -22,6 +22,7 @@ from resilient_llm.sidecar.check import check
 from resilient_llm.sidecar.config import key_hashes
 from resilient_llm.sidecar.options import QuotaOptions
 from resilient_llm.sidecar.parts import Parts
+from resilient_llm.sidecar.problems import dotted
 from resilient_llm.sidecar.server import run
 from resilient_llm.sidecar.tables import TLS, Server, TenantBudget
 from resilient_llm.sidecar.targets import Targets
@@ -601,6 +602,7 @@ def test_every_fault_of_a_file_is_told_in_one_run(tmp_path: Path) -> None:
         TARGET + "[models.m]\ntargets = 'main'\n[tiers.t]\ntiers = [{model = 'x'}]\n"
         "[tenants.a]\nkey_env = 'KEY'\nmodels = ['t']\n",
         "models = 1\n" + TARGET + "[routing]\ndefault = 'm'\n",
+        "targets = 1\n[models]\nm.targets = 'main'\n",
         "not TOML",
     ],
 )  # fmt: skip
@@ -610,6 +612,41 @@ def test_one_fault_makes_no_others(text: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refused:
         check(file, {"KEY": "a-key-of-some-tenant"})
     assert len(refused.value.problems) == (2 if "not a name" in text else 1), str(refused.value)
+
+
+def test_a_budget_that_knows_no_prices_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "g.toml"
+    file.write_text(TARGET + "[budget]\nusd_per_day = 1\n")
+    monkeypatch.setattr("resilient_llm.sidecar.check.find_spec", lambda _name: object())
+    assert "note" not in check(file, {})
+    monkeypatch.setattr("resilient_llm.sidecar.check.find_spec", lambda _name: None)
+    assert "note     a budget refuses calls without a price, and of main" in check(file, {})
+    of_a_model = "[models.m]\ntargets = {target = 'main', price = {input = 1, output = 1}}\n"
+    of_a_target = "[targets.main.price]\ninput = 1\noutput = 1\n"
+    for more in ("unpriced = 'allow'\n", "dry_run = true\n", of_a_target, of_a_model):
+        file.write_text(TARGET + "[budget]\nusd_per_day = 1\n" + more)
+        assert "note" not in check(file, {})
+    file.write_text(TARGET)
+    assert "note" not in check(file, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "places"),
+    [
+        ("[models]\nm.targets = 1\n", ["targets", "models.m.targets"]),
+        ("targets = 1\n[models]\nm = 1\n", ["targets", "models.m"]),
+        ("targets = []\nmodels = 1\n[tiers]\nt = 1\n", ["targets", "models", "tiers.t"]),
+        ("models = []\n" + TARGET + "[tiers]\nt = 1\n", ["models", "tiers.t"]),
+        (TARGET + f"weight = {hex(1 << 20000)}\n", ["targets.main.weight"]),
+    ],
+)  # fmt: skip
+def test_faults_that_need_one_another_are_told(text: str, places: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "g.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        check(file, {})
+    assert sorted(dotted(problem.path) for problem in refused.value.problems) == sorted(places)
+    assert all(len(line) < 400 for line in str(refused.value).splitlines())
 
 
 def test_five_lines_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,3 +95,10 @@ def test_a_key_in_any_header_is_masked(name: bytes) -> None:
         passed = for_client(told, sized=True, secrets=secrets)
         assert passed == [(name, b"https://evil.example/?key=***&a=1"), (b"x-b", b"2")]
     assert for_client([(b"x-a", KEY[:-1].encode())], sized=True, secrets=secrets)[0][1] == KEY[:-1].encode()
+
+
+def test_a_header_is_left_out_whose_name_has_a_key_but_for_one_that_is_made_up() -> None:
+    told = [(b"x-" + KEY.encode(), b"1"), (b"X-LM-Studio-Version", b"2")]
+    assert for_client(told, sized=True, secrets=Secrets([KEY, "lm-studio"])) == [
+        (b"x-lm-studio-version", b"2")
+    ]

@@ -88,6 +88,7 @@ HEADERS = {
         "proxy-authorization": "Basic {basic}",
         "x-original-authorization": "Basic {basic}",
         "x-auth": "basic  {basic}",
+        "x-authorization": "BASIC {basic}",
         "baggage": "key={key}",
         "{key}": "1",
     }.items()
@@ -127,6 +128,32 @@ def test_a_clients_key_in_a_header_reaches_no_provider_and_no_log(
             for form in [*forms(key), key.lower().encode()]:
                 assert form not in sent, (spelled, sent)
                 assert form.decode() not in "\n".join(served.log.lines)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [b"x-a: 1", b"x-a: %b", b"x-a: 2"],
+        [b"x-a: %b", b"x-b: %b"],
+        [b"authorization: Basic dTpw", b"x-b: a%b"],
+        [b"x-api-key: %b", b"x-b: %bb"],
+        [b"cookie: a=%%20", b"x-b: %b"],
+    ],
+)
+def test_a_clients_key_in_one_of_several_headers_reaches_no_provider(
+    headers: list[bytes], sidecar: Sidecar
+) -> None:
+    served, upstream = sidecar
+    upstream.reply = whole()
+    upstream.asked.clear()
+    told = [header.replace(b"%b", PLAIN.encode()) for header in headers]
+    answer = served.ask(post(BODY, b"authorization: Bearer " + PLAIN.encode(), *told, b"x-other: a%20b&c"))
+    assert answer.status == 200
+    [sent] = upstream.asked
+    assert PLAIN.encode() not in sent
+    assert b"x-other: a%20b&c" in sent
+    for header in (b"x-a: 1", b"x-a: 2"):
+        assert sent.count(header) == told.count(header)
 
 
 @pytest.mark.parametrize("key", [PLAIN, ODD], ids=["plain", "odd"])

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
+import html
 import json
+import random
+import time
 import zlib
 from collections.abc import Callable
 from urllib.parse import quote
@@ -144,3 +148,88 @@ async def test_without_keys_there_is_nothing_to_leave_out() -> None:
     body, headers = await masked(sent, (b"content-encoding", b"snappy"), secrets=Secrets())
     assert body == sent
     assert (b"content-encoding", b"snappy") in headers
+
+
+@pytest.mark.parametrize(
+    "filling",
+    [
+        b"\\", b"%25", b"%2525", b"%", b"&amp;", b"&amp;amp;", b"&#0", b"&#", b"&#x0", b"\\u", b"\\u0041",
+        b"&" + b"a" * 40,
+    ],
+)  # fmt: skip
+def test_the_time_it_takes_is_linear_whatever_is_written(filling: bytes) -> None:
+    """Doubled, what is searched takes twice the time: sixteen times as much takes far less than sixteen squared."""
+    secrets = Secrets([KEY])
+    told = KEY.replace(b"-", b"%2D", 1) + b" "
+
+    def took(size: int) -> float:
+        text = told + filling * (size // len(filling))
+        before = time.process_time()
+        assert secrets.masked(text).startswith(b"*** ")
+        return time.process_time() - before
+
+    took(1 << 12)
+    assert took(1 << 16) < 80 * min(took(1 << 12) for _ in range(3)) + 0.1
+
+
+@pytest.mark.parametrize(
+    "number", [b"&#%b;" % (b"9" * 5000), b"&#x%b;" % (b"f" * 5000), b"&#%b65" % (b"0" * 5000)]
+)
+def test_a_number_without_end_is_no_character(number: bytes) -> None:
+    secrets = Secrets([KEY])
+    assert not secrets.are_in(number)
+    assert secrets.masked(number + KEY) == number + b"***"
+    assert secrets.masked(number + KEY.replace(b"s", b"&#%b;" % (b"0" * 5000 + b"115"))) == number + b"***"
+
+
+@pytest.mark.parametrize(
+    ("spelled", "shown"),
+    [
+        (rb'{"a": "\"sk\u002dof-the-sidecar-0123456789\""}', rb'{"a": "\"***\""}'),
+        (rb"\nsk%2Dof-the-sidecar-0123456789\n%20", rb"\n***\n%20"),
+        (rb"%20sk%2Dof-the-sidecar-0123456789%20", rb"%20***%20"),
+        (rb"\u4f60sk&#45;of-the-sidecar-0123456789\u597d", rb"\u4f60***\u597d"),
+        (rb"\\u0073k-of-the-sidecar-012345678\\u0039&lt;", rb"***&lt;"),
+        (rb"%2573k-of-the-sidecar-0123456789 100%", rb"*** 100%"),
+        (rb"sk%2Dof-the-sidecar-0123456789sk%2Dof-the-sidecar-0123456789", rb"******"),
+        (rb"sk%26%2345%3Bof-the-sidecar-0123456789, C:\dir", rb"***, C:\dir"),
+    ],
+)
+def test_nothing_but_the_key_is_masked(spelled: bytes, shown: bytes) -> None:
+    assert SECRETS.masked(b"<" + spelled + b">") == b"<" + shown + b">"
+
+
+def test_a_key_is_found_in_any_spelling_of_any_spelling() -> None:
+    ways: list[Callable[[str], str]] = [
+        quote,
+        lambda text: quote(text, safe=""),
+        lambda text: json.dumps(text)[1:-1],
+        lambda text: json.dumps(text, ensure_ascii=False)[1:-1],
+        lambda text: text.replace("/", r"\/"),
+        html.escape,
+        lambda text: "".join(f"&#{ord(one)};" for one in text),
+        lambda text: "".join(f"%{one:02x}" for one in text.encode()),
+    ]
+    choice = random.Random(7)
+    secrets = Secrets([KEY, 'a/key+of==ours&"q\\\u00e9\U0001f511'])
+    for _ in range(2000):
+        told = choice.choice([KEY.decode(), 'a/key+of==ours&"q\\\u00e9\U0001f511'])
+        for _ in range(choice.randrange(1, 4)):
+            told = choice.choice(ways)(told)
+        beside = "".join(choice.choices(' "ab{}<>\\&%;/\u00e9\u4f60', k=6))
+        text = f"{beside} {told} {beside}".encode()
+        assert secrets.masked(text) == f"{beside} *** {beside}".encode()
+
+
+@pytest.mark.parametrize(
+    "escape", [str, lambda one: quote(one, safe=""), lambda one: one.replace("/", r"\/")]
+)
+def test_base64_of_a_key_is_masked_however_it_is_escaped(escape: Callable[[str], str]) -> None:
+    key = "3co3/1>a???20?b2/b"
+    secrets = Secrets([key])
+    for before in (b"", b"u", b"us"):
+        written = base64.b64encode(before + key.encode() + b"!!!").decode()
+        assert "/" in written
+        masked = secrets.masked(f"<{escape(written)}>".encode())
+        assert b"***" in masked
+        assert len(masked) < 20

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from resilient_llm.event_buffer import EventBuffer
-from resilient_llm.providers import ANTHROPIC, OPENAI, UNKNOWN, Dialect, StreamReader
+from resilient_llm.providers import ANTHROPIC, OPENAI, UNKNOWN, Dialect, EventKind, StreamReader
 from resilient_llm.sidecar.masked import Secrets
 from tests.streams.scripted import DONE, says
 
@@ -128,6 +128,26 @@ def test_answers_are_not_searched() -> None:
     stream = says(KEY) + HI
     for parts in cuts(stream):
         assert passed(parts, OPENAI) == stream
+
+
+@pytest.mark.parametrize(
+    "aside", [b"data: {}\n\n", b": %2F\n\n", b"id: 1\n", b'data: {"a":\ndata: "%b"}\n\n']
+)
+def test_nor_is_what_is_read_together_with_something_else(aside: bytes) -> None:
+    before, after = says(f"a {KEY}") + aside.replace(b"%b", PLAIN), says(KEY) + DONE
+    for parts in ([before + after], *cuts(before + after)):
+        assert passed(parts, OPENAI) == before.replace(b'"' + PLAIN, b'"***') + after
+
+
+def test_what_is_left_out_does_not_move_what_is_masked() -> None:
+    bad, told = b"data: {\n\n", b'data: {"detail": "%b"}\n\n' % PLAIN
+    stream = says(KEY) + told + bad + says(KEY) + told + bad + bad + told + says(KEY) + DONE
+    for parts in ([stream], *cuts(stream)):
+        buffer = EventBuffer(
+            StreamReader(OPENAI), whole_events=True, skipped={EventKind.MALFORMED}, masked=SECRETS.masked
+        )
+        got = b"".join(taken for part in parts if (taken := buffer.take(part)) is not True)
+        assert got == stream.replace(bad, b"").replace(b'"detail": "' + PLAIN, b'"detail": "***'), parts
 
 
 @pytest.mark.parametrize("told", TOLD)

@@ -170,10 +170,10 @@ async def test_a_client_that_takes_nothing_for_now_is_waited_for(at_once: bool) 
         (False, True, False, "ok"),
         (False, False, True, "cancelled"),
         (True, True, True, "ok"),
-        (True, False, True, "ok"),
+        (True, False, True, "cancelled"),
         (True, False, ConnectionResetError(), "cancelled"),
     ],
-    ids=["it is taken", "it is left", "it is the last", "it is the last by TLS", "the last is left"],
+    ids=["it is taken", "it is left", "it is the last", "the last is left", "the last is broken off"],
 )
 async def test_an_answer_is_over_when_the_client_has_taken_it(  # noqa: PLR0917 - fixtures among them
     closes: bool,
