@@ -323,8 +323,10 @@ class Call:
             self.parent.attempts -= 1
 
     def answered(self, *, id: str | None, model: str | None, finish_reasons: Sequence[str]) -> None:  # noqa: A002 - as in answers
-        """Keep what a reply says of itself, and tell telemetry of it, without keys."""
+        """Keep what a reply says of itself, and tell telemetry of it, without keys, if anybody records."""
         self.answer_id = id
+        if not self.telemetry.recording:
+            return
         masked = (self.parent or self).masked
         if masked is not None:
             id, model = _shown(id, masked), _shown(model, masked)  # noqa: A001

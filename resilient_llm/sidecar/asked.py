@@ -26,7 +26,7 @@ from resilient_llm.providers import dialect_for
 from resilient_llm.routing.address import AT_TARGET
 from resilient_llm.sidecar.auth import MIN_KEY, basic_pairs, keys_in
 from resilient_llm.sidecar.browser import check_is_from_here
-from resilient_llm.sidecar.disconnect import TARGET
+from resilient_llm.sidecar.disconnect import EMPTY_QUERY
 from resilient_llm.sidecar.headers import for_provider
 from resilient_llm.sidecar.inbound import safe_path, safe_query
 from resilient_llm.sidecar.masked import Secrets
@@ -177,26 +177,18 @@ class Asked:
                 for one in headers
                 if one[0] == b"content-length" or one[0] not in _OF_THE_BYTES | {b"content-encoding"}
             ]
-        # Hardly ever is there anything to find.
-        first = self._first
-        alone = len(first) == len(self._headers)
-        together = b" ".join(first.values() if alone else [value for _name, value in self._headers])
+        together = b" ".join([value for _name, value in headers])  # hardly ever is there anything to find
         if not together.isascii() and not all(_is_utf8(value) for _name, value in headers):
             raise RefusedError(400, "invalid_header", "A header of the request is not UTF-8.")
         if self._may_be_told_among(together):
             headers = self._without_told(headers)
-        asks = query or self._asks_nothing()
+        asks = query or EMPTY_QUERY in (self._scope.get("extensions") or ())
         return f"{origin}{path}?{query}" if asks else f"{origin}{path}", headers
 
-    def _asks_nothing(self) -> bool:
-        """Tell whether the request has a query with nothing in it, which some servers tell from none."""
-        target: bytes = (self._scope.get("extensions") or {}).get(TARGET, b"")
-        return target.endswith(b"?") and not self._scope["query_string"]
-
     def _may_be_told_among(self, values: bytes) -> bool:
-        """Tell, soon, whether there may be a key in a header that is not there for it; `values` are those of all."""
+        """Tell, soon, whether there may be a key in a header that goes on; `values` are those of all."""
         for key in self._keys:
-            if len(key) >= MIN_KEY and (values.count(key) > 1 or key.lower() in self._first):
+            if len(key) >= MIN_KEY and (values.count(key) or key.lower() in self._first):
                 return True
         return self._setup.secrets.may_be_in(values, least=MIN_KEY) or values.lower().count(b"basic ") > 0
 

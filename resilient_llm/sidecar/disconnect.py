@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from resilient_llm.outlet import Outlet
     from resilient_llm.sidecar.rejection import Rejection
 
-__all__ = ["EXTENSION", "TARGET", "Connection", "UnlessGone", "connection_of", "listening"]
+__all__ = ["EMPTY_QUERY", "EXTENSION", "Connection", "UnlessGone", "connection_of", "listening"]
 
 EXTENSION = "resilient_llm.connection"
 """The name of an ASGI extension: the `Connection` that a request came over."""
-TARGET = "resilient_llm.target"
-"""The name of another: what was asked for, as it was sent, since ASGI does not tell an empty query from none."""
+EMPTY_QUERY = "resilient_llm.empty_query"
+"""The name of another: there where a request has a query with nothing in it, which ASGI does not tell from none."""
 
 
 class Connection(Protocol):

@@ -18,7 +18,7 @@ from resilient_llm.sidecar.acknowledged import acknowledged
 from resilient_llm.sidecar.close_delimited import close_delimited
 from resilient_llm.sidecar.counted import CountedProtocol
 from resilient_llm.sidecar.cycle import Cycle
-from resilient_llm.sidecar.disconnect import EXTENSION, TARGET
+from resilient_llm.sidecar.disconnect import EMPTY_QUERY, EXTENSION
 from resilient_llm.sidecar.half_close import say_no_more
 from resilient_llm.sidecar.head import HeadTooLargeError, MalformedHeadError, check_head, without_upgrade
 from resilient_llm.sidecar.rejection import LATE, MALFORMED, TOO_LARGE, TOO_MANY, Rejection, what_is_wrong
@@ -223,8 +223,10 @@ class GuardedProtocol(CountedProtocol):
             "query_string": url.query or b"",
             "headers": self.headers,
             "state": self.app_state.copy(),
-            "extensions": {EXTENSION: self, TARGET: self.url},  # type: ignore[dict-item]  # servers may have their own
+            "extensions": {EXTENSION: self},  # type: ignore[dict-item]  # servers may have their own
         }
+        if not url.query and self.url.endswith(b"?"):
+            scope["extensions"][EMPTY_QUERY] = {}
         before = self.cycle
         self.cycle = cycle = Cycle(
             scope=scope,
