@@ -9,18 +9,15 @@ from __future__ import annotations
 import logging
 import re
 from base64 import b64encode
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cached_property, lru_cache
-from html import unescape
-from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple
-from urllib.parse import unquote_to_bytes
+from collections.abc import Iterable
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from resilient_llm.event_stream import EventStream
 from resilient_llm.message import DIGESTS
 from resilient_llm.policies._recording import RecordedStream
 from resilient_llm.providers import decode_body
+from resilient_llm.sidecar.spellings import unspelled, without
 from resilient_llm.streams import BufferedStream, read_up_to
 
 if TYPE_CHECKING:
@@ -32,8 +29,6 @@ logger = logging.getLogger("resilient_llm")
 
 _MOST = 4 * 1024 * 1024
 _MASK = b"***"
-_LAYERS = 4
-"""How often what is spelled in one way may be spelled in another on top, as JSON is in a string of JSON."""
 _PERCENT, _BACKSLASH, _AMPERSAND = b"%\\&"
 _URL_SAFE = bytes.maketrans(b"+/", b"-_")
 _ESCAPED = re.compile(rb"[+/]")
@@ -67,7 +62,7 @@ class Secrets:
             return False
         if not self._keys:
             return False
-        plain = _unspelled(text)
+        plain = unspelled(text)
         return any(key in text or told in plain for key, told in self._told if len(key) >= least)
 
     def are_in_name(self, name: bytes, *, least: int = 0) -> bool:
@@ -87,16 +82,16 @@ class Secrets:
             text = text.replace(key, _MASK)
         if not self._are_spelled_in(text):
             return text
-        text = _without(text, self._spelled)
+        text = without(text, _MASK, self._spelled)
         return _MASK if self._are_spelled_in(text) else text  # for all that is known
 
     def _are_spelled_in(self, text: bytes) -> bool:
-        plain = _unspelled(text)
+        plain = unspelled(text)
         return any(told in plain for told in self._spelled)
 
     @cached_property
     def _told(self) -> list[tuple[bytes, bytes]]:
-        return [(key, _unspelled(key) or key) for key in self._keys]
+        return [(key, unspelled(key) or key) for key in self._keys]
 
     @cached_property
     def _spelled(self) -> list[bytes]:
@@ -142,122 +137,6 @@ def leaks(stream: ByteStream) -> bool:
         return False
     logger.warning("a provider's stream was broken off: there is a key in its error, which is encoded")
     return True
-
-
-class _Change(NamedTuple):
-    """Hold where something lies that was put in the place of something else, and where that lay."""
-
-    start: int
-    end: int
-    start_before: int
-    end_before: int
-
-
-_START = attrgetter("start")
-
-
-def _of_percents(found: re.Match[bytes]) -> bytes:
-    return unquote_to_bytes(found[0])
-
-
-def _of_units(found: re.Match[bytes]) -> bytes:
-    units = found[0].translate(None, b"\\u").decode()
-    return bytes.fromhex(units).decode("utf-16-be", "replace").encode()
-
-
-def _of_reference(found: re.Match[bytes]) -> bytes:
-    number, hexadecimal = found.groups()  # without the zeros before it
-    if number is not None:
-        return _referred(b"&#%b;" % number)
-    return _referred(found[0] if hexadecimal is None else b"&#x%b;" % hexadecimal)
-
-
-@lru_cache(maxsize=1024)
-def _referred(reference: bytes) -> bytes:
-    return unescape(reference.decode()).encode()
-
-
-# What each begins with, what it looks like, and what it means. All take a time that is linear in what they are
-# given, whoever wrote that; of numbers no more is read than characters have.
-_SPELLINGS: Sequence[tuple[bytes, re.Pattern[bytes], Callable[[re.Match[bytes]], bytes]]] = (
-    (b"%", re.compile(rb"(?:%[0-9A-Fa-f]{2})++"), _of_percents),
-    (b"\\u", re.compile(rb"(?<!\\)(?:\\++u[0-9A-Fa-f]{4})++"), _of_units),
-    (b"\\", re.compile(rb"\\++"), lambda _found: b""),
-    (
-        b"&",
-        re.compile(rb"&(?:#0*+([0-9]{1,7}+);?|#[xX]0*+([0-9A-Fa-f]{1,6}+);?|[A-Za-z][A-Za-z0-9]{1,31}+;?)"),
-        _of_reference,
-    ),
-)
-
-
-def _unspelled(text: bytes, trail: list[list[_Change]] | None = None) -> bytes:
-    """Give a text as it is where nothing is escaped any more, backslashes left out; add all changes to the trail."""
-    for _ in range(_LAYERS):
-        before = text
-        for mark, spelled, meant in _SPELLINGS:
-            if mark not in text:
-                continue
-            if trail is None:
-                text = spelled.sub(meant, text)
-            else:
-                text, changes = _changed(text, spelled, meant)
-                trail.append(changes)
-        if text == before:
-            break
-    return text
-
-
-def _changed(
-    text: bytes, spelled: re.Pattern[bytes], meant: Callable[[re.Match[bytes]], bytes]
-) -> tuple[bytes, list[_Change]]:
-    parts: list[bytes] = []
-    changes: list[_Change] = []
-    at = size = 0
-    for found in spelled.finditer(text):
-        start, end = found.span()
-        new = meant(found)
-        parts += (text[at:start], new)
-        size += start - at
-        changes.append(_Change(size, size + len(new), start, end))
-        size += len(new)
-        at = end
-    return b"".join([*parts, text[at:]]), changes
-
-
-def _without(text: bytes, told: Iterable[bytes]) -> bytes:
-    """Give a text with asterisks wherever it tells one of these, with all that is written for them."""
-    trail: list[list[_Change]] = []
-    plain = _unspelled(text, trail)
-    parts: list[bytes] = []
-    at = 0
-    for start, end in sorted(_lying(plain, told)):
-        for changes in reversed(trail):
-            start, end = _before(changes, start, end)  # noqa: PLW2901 - the same place, one change earlier
-        if start >= at:
-            parts += (text[at:start], _MASK)
-        at = max(at, end)
-    return b"".join([*parts, text[at:]])
-
-
-def _lying(plain: bytes, told: Iterable[bytes]) -> Iterator[tuple[int, int]]:
-    for one in told:
-        start = plain.find(one)
-        while start >= 0:
-            yield start, start + len(one)
-            start = plain.find(one, start + len(one))
-
-
-def _before(changes: Sequence[_Change], start: int, end: int) -> tuple[int, int]:
-    """Give where something lay before these changes; all of what was put together with an end of it."""
-    if at := bisect_right(changes, start, key=_START):
-        last = changes[at - 1]
-        within = start < last.end or start == last.start
-        start = last.start_before if within else last.end_before + start - last.end
-    if at := bisect_left(changes, end, key=_START):
-        last = changes[at - 1]
-        end = last.end_before if end <= last.end else last.end_before + end - last.end
-    return start, end
 
 
 def _in_base64(key: bytes) -> set[bytes]:
