@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any, Final
 
+import httpx
+import httpx2
 import pytest
 
 import resilient_llm
@@ -114,6 +116,11 @@ def _one_by_one(*_: object) -> Iterator[object]:
 def _of_nothing() -> object:
     return None
 
+
+UNUSED: Final[Mapping[str, Any]] = {
+    name: library.MockTransport(_of_nothing) for name, library in (("httpx", httpx), ("httpx2", httpx2))
+}
+"""Transports by their library; the default ones read certificates when they are made."""
 
 VALUES: Final[Mapping[str, object]] = {
     "None": None,
@@ -569,7 +576,7 @@ ALLOWED: Final[Mapping[Callable[..., object], tuple[Mapping[str, Any], Mapping[s
         },
     ),
     LLMMiddleware: (
-        {"app": _later},
+        {"app": _later, "transport": UNUSED["httpx"]},
         {
             "policies": "[]",
             "client": "None class",
@@ -601,7 +608,7 @@ ALLOWED: Final[Mapping[Callable[..., object], tuple[Mapping[str, Any], Mapping[s
     ClientAddress: ({}, {"trusted_peers": "[]"}),
     **{
         transport: (
-            {},
+            given,
             {
                 "policies": "[]",
                 "on_rejection": "",
@@ -609,10 +616,10 @@ ALLOWED: Final[Mapping[Callable[..., object], tuple[Mapping[str, Any], Mapping[s
                 "telemetry": "None",
             },
         )
-        for transport in (
-            resilient_llm.aiohttp.ResilientSession,
-            resilient_llm.httpx.ResilientTransport,
-            resilient_llm.httpx2.ResilientTransport,
+        for transport, given in (
+            (resilient_llm.aiohttp.ResilientSession, {}),
+            (resilient_llm.httpx.ResilientTransport, {"transport": UNUSED["httpx"]}),
+            (resilient_llm.httpx2.ResilientTransport, {"transport": UNUSED["httpx2"]}),
         )
     },
     AiohttpTransport: (
