@@ -1,9 +1,9 @@
 """The sidecar beside other gateways: requests a second, what they add, what they cost. One run, one provider for all.
 
 Compared are the sidecar with its five layers (bulkhead and key of a tenant, retry, circuit, concurrency limit, pooled
-connections; also a deadline and guarded streams), the sidecar with all of that off that can be, LiteLLM's proxy,
-Portkey's gateway, smg and vllm-router (both in Rust), and nginx, as what the machine can do. Nobody logs, traces or
-measures requests in the compared figures; what that costs the sidecar, --full says.
+connections; also a deadline and guarded streams), the sidecar with all of that off that can be, LiteLLM's proxy, the
+gateways of Portkey and MLflow, smg and vllm-router (both in Rust), and nginx, as what the machine can do. Nobody logs,
+traces or measures requests in the compared figures; what that costs the sidecar, --full says.
 
 The machine is shared like this: each gateway has core 0 for itself, and the provider (`_sidecar_upstream`) and the
 load (`_sidecar_load`), processes of their own, have core 1, where both together manage more than nginx does. With
@@ -188,7 +188,7 @@ def _rounded(figure: float | None) -> float | None:
 async def main(only: Sequence[str], *, full: bool) -> None:
     """Compare, print, and sum up."""
     gateways = {name: gateway for name, gateway in GATEWAYS.items() if not only or name in only}
-    rounds, seconds = (5, 1.5) if full else (4, 0.2)  # rather more rounds: others' work comes in bursts
+    rounds, seconds = (5, 1.5) if full else (4, 0.17)  # rather more rounds: others' work comes in bursts
     if full:
         gateways |= {name: gateway for name, gateway in OBSERVED.items() if not only or name in only}
     figures = await compare(gateways, workers=1, rounds=rounds, seconds=seconds)
