@@ -43,7 +43,7 @@ from resilient_llm.sidecar.tables import (
 )
 from resilient_llm.sidecar.toml_lines import lines_of
 
-__all__ = ["Config", "key_hashes", "load", "located", "made_of", "parse", "read"]
+__all__ = ["Config", "key_hashes", "load", "located", "made_of", "parse", "read", "text_of"]
 
 
 class Config(Section):
@@ -80,11 +80,15 @@ class Config(Section):
 
 def load(path: str | Path) -> Config:
     """Read a configuration from a file. Raises `ConfigError`, with file and line."""
+    return parse(text_of(Path(path)), file=str(path))
+
+
+def text_of(path: Path) -> bytes:
+    """Read a configuration's file. Raises `ConfigError`."""
     try:
-        text = content(Path(path))
+        return content(path)
     except OSError as error:
         raise ConfigError([Problem((), f"cannot be read: {error.strerror}")], file=str(path)) from error
-    return parse(text, file=str(path))
 
 
 @contextmanager

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from resilient_llm.sidecar.build import Setup, build
 from resilient_llm.sidecar.check import Nowhere, built
-from resilient_llm.sidecar.config import Config, located, parse
+from resilient_llm.sidecar.config import Config, located, parse, text_of
 from resilient_llm.sidecar.desk import change
 from resilient_llm.sidecar.files import aside
 from resilient_llm.sidecar.handed_on import Standing, place, taken
-from resilient_llm.sidecar.reload import after_restart, in_force, read
+from resilient_llm.sidecar.reload import after_restart, in_force
 from resilient_llm.sidecar.tls import keep
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Orders:
 
     def _read(self, started: Config | None = None) -> _Read:
         with located(self.path):
-            text = read(self.path)
+            text = text_of(self.path)
             config = parse(text, file=str(self.path))
             running = config if started is None else in_force(started, config)
             return _Read(text, config, running, keep("server", config, self.path))

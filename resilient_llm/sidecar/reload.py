@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from resilient_llm.sidecar.config import Config, key_hashes, located, parse
-from resilient_llm.sidecar.files import aside, content
+from resilient_llm.sidecar.config import Config, key_hashes, located, parse, text_of
+from resilient_llm.sidecar.files import aside
 from resilient_llm.sidecar.fit import misfits
 from resilient_llm.sidecar.problems import ConfigError, Problem
 from resilient_llm.sidecar.tls import LISTENERS, ListenerName, renew
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from resilient_llm.sidecar.tables import TLS, Admin
     from resilient_llm.sidecar.tls import Certificates
 
-__all__ = ["ReloadDefectError", "Reloaded", "Reloader", "after_restart", "in_force", "read"]
+__all__ = ["ReloadDefectError", "Reloaded", "Reloader", "after_restart", "in_force"]
 
 logger = logging.getLogger("resilient_llm")
 
@@ -116,16 +116,8 @@ class Reloader:
     def _read(self, text: bytes | None) -> tuple[Config, Config, Callable[[], None]]:
         """Give what the file says, what of it holds without a restart, and what shows the certificates it names."""
         with located(self._path):
-            config = parse(read(self._path) if text is None else text, file=str(self._path))
+            config = parse(text_of(self._path) if text is None else text, file=str(self._path))
             return config, in_force(self._started_with, config), renew(self._tls, config)
-
-
-def read(path: Path) -> bytes:
-    """Read a configuration's file. Raises `ConfigError`."""
-    try:
-        return content(path)
-    except OSError as error:
-        raise ConfigError([Problem((), f"cannot be read: {error.strerror}")], file=str(path)) from error
 
 
 def in_force(started: Config, given: Config) -> Config:

@@ -84,7 +84,7 @@ async def test_a_disk_that_hangs_is_left(monkeypatch: pytest.MonkeyPatch, tmp_pa
     sidecar = memory(FakeProvider())
     with monkeypatch.context() as patch:
         patch.setattr("resilient_llm.sidecar.files._PATIENCE", 0.2)
-        patch.setattr("resilient_llm.sidecar.reload.content", hang)
+        patch.setattr("resilient_llm.sidecar.config.content", hang)
         reload = Reloader(sidecar, tmp_path / "gateway.toml")
         refused: list[str] = []
 
